@@ -1,0 +1,188 @@
+"""What one adapted batch costs, as a multiple of a plain forward of the same model in the same run.
+
+    python benchmarks/step_cost.py                                # CPU, ViT-S/16, batch 32
+    python benchmarks/step_cost.py --device cuda --model vit_base_patch16_224
+    python benchmarks/step_cost.py --methods sar ladder_affine --memory
+
+Beside the measured ratio stands the predicted one: the forwards and backwards that the method's
+equations need, at the backward cost measured here for its parameter set. Rounds interleave the
+methods, and each ratio is taken inside its round, so that other load on the machine falls on all.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import opentta
+from opentta.models import wrap
+
+MEMORY = 64  # images in the memories of SoTTA, RoTTA and STAMP
+SETTINGS: dict[str, dict[str, Any]] = {  # let every sample pass, so that the whole step is paid
+    "sar": {"margin": 2.0},
+    "eata": {"margin": 2.0, "redundancy": 2.0},
+    "sotta": {"confidence": 0.0},
+    "stamp": {"margin": 2.0},
+    "ladder_affine": {"margin": 0.9, "ood_margin": 0.9},
+}
+
+
+def predicted(name: str, batch: int, back: dict[str, float]) -> float | None:
+    """Plain forwards of a batch that the equations need; ``back``: backward over forward."""
+    full = MEMORY / batch
+    return {
+        "source": 1.0,
+        "tent": 1 + back["norms"],
+        "eata": 1 + back["norms"],
+        "sar": 2 * (1 + back["lower"]),
+        "ladder_affine": 2 * (1 + back["lower"]),
+        "ostta": 2 + back["norms"],
+        "unient": 2 + back["norms"],
+        "unient_plus": 2 + back["norms"],
+        "sotta": 1 + 2 * (1 + back["lower"]) * full,
+        "stamp": 16 + 2 * (1 + back["lower"]) * full,
+        "cotta": 3 + back["all"],
+        "rotta": 1 + (2 + back["norms"]) * full / max(MEMORY // batch, 1),
+        "owttt": 2 + back["all"],
+    }.get(name)
+
+
+def timed(call: Callable[[], Any], device: str) -> float:
+    """Seconds of one call."""
+    if device == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def backward_calls(model: nn.Module, images: Tensor) -> dict[str, Callable[[], Any]]:
+    """Forward + backward for each parameter set that a method uses."""
+    sets = {}
+    for name in ("norms", "lower", "all"):
+        backbone = wrap(model, normalization="half")
+        params: list[nn.Parameter] = {
+            "norms": backbone.norm_parameters,
+            "lower": lambda b=backbone: b.norm_parameters(skip_top=min(3, b.depth - 1), outer=False),
+            "all": lambda b=backbone: list(b.model.parameters()),
+        }[name]()
+        for param in params:
+            param.requires_grad_(True)
+
+        def call(backbone: Any = backbone, params: Any = params) -> None:
+            loss = backbone(images).log_softmax(1).square().mean()
+            torch.autograd.grad(loss, params, allow_unused=True)
+
+        sets[name] = call
+    return sets
+
+
+def build(name: str, args: argparse.Namespace, model: nn.Module, images: Tensor) -> Any:
+    """An adapter that has seen enough batches to be in its steady state."""
+    adapter = opentta.adapt(model, name, normalization="half", **SETTINGS.get(name, {}))
+    if adapter.needs_source:
+        adapter.fit_source([images] * 2)
+    for _ in range(args.warm):
+        adapter(images)
+    return adapter
+
+
+def peak_memory(args: argparse.Namespace, name: str) -> float:
+    """Peak memory of the method alone in MB: allocated on a GPU, resident in a process of its own."""
+    command = [sys.executable, __file__, "--device", args.device, "--model", args.model]
+    command += ["--batch", str(args.batch), "--methods", name, "--only-memory"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(out.split()[-1])
+
+
+def only_memory(args: argparse.Namespace, model: nn.Module, images: Tensor) -> None:
+    """Print the peak of a few steps."""
+    args.warm = 3
+    build(args.methods[0], args, model, images)
+    if args.device == "cuda":
+        print(torch.cuda.max_memory_allocated() / 2**20)
+        return
+    import resource
+
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="vit_small_patch16_224")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (30 on a GPU)")
+    parser.add_argument("--warm", type=int, default=2, help="batches before measuring")
+    parser.add_argument("--methods", nargs="+", default=list(opentta.methods()))
+    parser.add_argument("--memory", action="store_true", help="also peak memory, a process each")
+    parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.device == "cpu":
+        torch.set_num_threads(os.cpu_count() or 1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    model = timm.create_model(args.model, pretrained=False).eval().to(args.device)
+    height, width = model.patch_embed.img_size
+    images = torch.rand(args.batch, 3, height, width, device=args.device)
+    if args.only_memory:
+        only_memory(args, model, images)
+        return
+    measure(args, model, images)
+
+
+def measure(args: argparse.Namespace, model: nn.Module, images: Tensor) -> None:
+    """Interleaved rounds, then the table."""
+    backbone = wrap(model, normalization="half")
+
+    def forward() -> None:
+        with torch.no_grad():
+            backbone(images)
+
+    calls: dict[str, Callable[[], Any]] = {"forward": forward}
+    calls |= {f"back {k}": v for k, v in backward_calls(model, images).items()}
+    for name in args.methods:
+        adapter = build(name, args, model, images)
+        calls[name] = lambda adapter=adapter: adapter(images)
+    rounds = 30 if args.device == "cuda" and args.rounds == 5 else args.rounds
+    ratios: dict[str, list[float]] = {name: [] for name in calls}
+    base = []
+    for name, call in calls.items():
+        timed(call, args.device)
+    for _ in range(rounds):
+        unit = timed(calls["forward"], args.device)
+        base.append(unit)
+        for name, call in calls.items():
+            if name != "forward":
+                ratios[name].append(timed(call, args.device) / unit)
+    back = {k: statistics.median(ratios[f"back {k}"]) - 1 for k in ("norms", "lower", "all")}
+    where = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    print(f"{args.model}, batch {args.batch}, fp32, {where}, torch {torch.__version__}")
+    print(f"plain forward {1000 * statistics.median(base):.1f} ms; backward over forward: ", end="")
+    print(", ".join(f"{k} {v:.2f}" for k, v in back.items()))
+    print(f"{'method':<15}{'x forward':>10}{'fastest':>9}{'needed':>8}{'over':>7}", end="")
+    print(f"{'peak MB':>10}" if args.memory else "")
+    for name in args.methods:
+        cost, fastest = statistics.median(ratios[name]), min(ratios[name])
+        need = predicted(name, args.batch, back)
+        known = f"{need:>8.2f}{cost / need:>7.2f}" if need else f"{'':>15}"
+        memory = f"{peak_memory(args, name):>10.0f}" if args.memory else ""
+        print(f"{name:<15}{cost:>10.2f}{fastest:>9.2f}{known}{memory}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""A complete method of your own: entropy minimisation on the surest half of each batch."""
+
+from dataclasses import dataclass
+
+import opentta
+from opentta.methods.losses import entropy, masked_mean
+from opentta.methods.optim import Sgd
+
+
+@dataclass(frozen=True)
+class SureHalfConfig:
+    lr: float = 0.001
+    share: float = 0.5  # of the batch, the surest first
+
+
+@dataclass
+class SureHalfState:
+    sgd: Sgd
+
+
+@opentta.register("sure_half")
+class SureHalf(opentta.Adapter):
+    Config = SureHalfConfig
+
+    def parameters(self):
+        return self.backbone.norm_parameters()
+
+    def initial_state(self):
+        return SureHalfState(Sgd([(self.params, self.config.lr)], momentum=0.9))
+
+    def step(self, images):
+        logits = self.backbone(images)
+        h = entropy(logits)
+        sure = h <= h.detach().quantile(self.config.share)
+        grads = self.gradients(masked_mean(h, sure), self.params)
+        self.state.sgd.step(grads, where=self.valid)
+        return opentta.Prediction(logits, ood_score=h)

@@ -1,0 +1,1 @@
+"""Cells, the runner and stored results."""

@@ -1,0 +1,238 @@
+"""The ``opentta`` command. Each subcommand is a dataclass whose ``run`` does the work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Union, cast
+
+import tyro
+from tyro.conf import Positional, Suppress, subcommand
+
+from opentta.errors import OpenttaError
+
+if TYPE_CHECKING:
+    from opentta.datasets.checking import Finding
+
+USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
+
+
+class Command(Protocol):
+    """What a subcommand is: its fields are the arguments, ``run`` gives the exit status."""
+
+    def run(self) -> int:
+        """Do the work; an ``OpenttaError`` becomes one line and status 2."""
+        ...
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """Say which data sets of the paper are below ROOT, and what is missing.
+
+    For each: found, incomplete or missing; how many images and classes; how many files cannot
+    be read; the exact folder it must have; and where it is published. The exit status is 0 when
+    the check ran, whatever it found.
+    """
+
+    root: Annotated[Positional[Path], tyro.conf.arg(metavar="ROOT")]
+    """Folder that holds the data sets."""
+
+    datasets: tuple[str, ...] = ()
+    """Names to look for, such as imagenet-c textures. Left out: the paper's; all: every one."""
+
+    full: bool = False
+    """Decode every image instead of looking at its header; finds truncated files, takes longer."""
+
+    severity: int = 5
+    """Severity at which corrupted data sets are checked."""
+
+    workers: int | None = None
+    """Processes that look at the images. Left out: one a processor."""
+
+    def run(self) -> int:
+        """Check, and print one table and one list."""
+        from opentta.datasets.catalog import DATASETS
+        from opentta.datasets.checking import check
+
+        console, progress = _console(), _console(stderr=True)
+        names: Sequence[str] | None = self.datasets or None
+        if names and "all" in names:
+            names = list(DATASETS)
+        with progress.status("looking") as status:
+            findings = check(
+                self.root,
+                names,
+                full=self.full,
+                severity=self.severity,
+                workers=self.workers or _processors(),
+                progress=lambda name, done, total: status.update(f"{name}: {done:,} of {total:,}"),
+            )
+        _print_findings(console, self.root, findings, self.full)
+        return 0
+
+
+@dataclass(frozen=True)
+class DataCorrupt:
+    """Corrupt every image below SRC, as ImageNet-C was made, into DST/<corruption>/<severity>/.
+
+    Images are resized to 256 (short side), cropped to 224, corrupted and saved as JPEG of
+    quality 85 under their own relative path. The random draw of a file depends on its path, the
+    corruption and the severity alone, so the result is the same for any number of workers, and
+    a run that was interrupted goes on where it stopped when it is started again.
+    """
+
+    src: Annotated[Positional[Path], tyro.conf.arg(metavar="SRC")]
+    """Folder of clean images, flat or nested."""
+
+    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
+    """Folder to write to."""
+
+    corruption: tuple[str, ...] = ()
+    """Names such as fog snow. Left out: the fifteen of the paper."""
+
+    severity: tuple[int, ...] = (5,)
+    """Severities from 1 to 5."""
+
+    crop: int | None = 224
+    """Side of the centre crop; None corrupts images at the size they have."""
+
+    workers: int | None = None
+    """Processes. Left out: one a processor."""
+
+    on_error: Literal["skip", "raise"] = "skip"
+    """What a file that cannot be read does: left out and counted, or end of the run."""
+
+    progress: bool = True
+    """Show a progress bar."""
+
+    def run(self) -> int:
+        """Corrupt, and print one line a corruption and severity."""
+        from opentta.datasets.corrupt_folder import corrupt_folder
+        from opentta.datasets.corruptions import CORRUPTIONS, check_request
+
+        console = _console()
+        cells = [(c, s) for c in self.corruption or CORRUPTIONS for s in self.severity]
+        for corruption, severity in cells:  # a typing error shows before hours of work, not after
+            check_request(corruption, severity)
+        for corruption, severity in cells:
+            report = corrupt_folder(
+                self.src,
+                self.dst,
+                corruption,
+                severity,
+                workers=self.workers,
+                crop=self.crop,
+                progress=self.progress,
+                on_error=self.on_error,
+            )
+            console.print(
+                f"{report.folder}: {report.written:,} written, {report.already_there:,} there "
+                f"already, {len(report.skipped):,} skipped",
+                **_PLAIN,
+            )
+            for skipped in report.skipped:
+                console.print(f"  skipped {skipped.path}: {skipped.reason}", **_PLAIN)
+        return 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Look after data sets: check what is there, make corrupted copies."""
+
+    command: (
+        Annotated[DataCheck, subcommand("check")] | Annotated[DataCorrupt, subcommand("corrupt")]
+    )
+
+    def run(self) -> int:
+        """Run the chosen subcommand."""
+        return self.command.run()
+
+
+COMMANDS: tuple[tuple[str, type[Command]], ...] = (("data", Data),)
+"""Name and class of every subcommand; a new one is one more line."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the ``opentta`` command."""
+    command = _parse(args)
+    try:
+        status = command.run()
+    except (OpenttaError, OSError) as error:  # OSError: no permission, no space on the disk
+        _console(stderr=True).print(f"error: {error}", **_PLAIN)
+        status = USAGE_ERROR
+    except KeyboardInterrupt:
+        _console(stderr=True).print("interrupted", **_PLAIN)
+        status = 130  # 128 + SIGINT, as shells report it
+    sys.exit(status)
+
+
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+
+
+def _parse(args: Sequence[str] | None) -> Command:
+    choices: list[Any] = [Annotated[kind, subcommand(name)] for name, kind in COMMANDS]
+    if len(choices) == 1:  # a union of one would not be a choice, and its name would vanish
+        choices.append(Annotated[None, Suppress])
+    return cast(
+        Command,
+        tyro.cli(
+            cast(Any, Union[tuple(choices)]),  # noqa: UP007  # built from a list, not written out
+            prog="opentta",
+            description="Open-world test-time adaptation of Vision Transformers.",
+            args=args,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        ),
+    )
+
+
+def _console(stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _print_findings(console: Any, root: Path, findings: Sequence[Finding], full: bool) -> None:
+    from rich import box
+    from rich.table import Table
+
+    looked = "every image decoded" if full else "headers only; --full decodes every image"
+    table = Table(title=f"Data sets in {root} ({looked})", box=box.ASCII2, title_justify="left")
+    table.add_column("data set", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for heading in ("images", "classes", "unreadable"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("folder", overflow="fold")
+    colours = {"found": "green", "incomplete": "yellow", "missing": "red"}
+    for finding in findings:
+        classes = "-" if finding.classes is None else f"{finding.classes:,}"
+        table.add_row(
+            finding.name,
+            f"[{colours[finding.state]}]{finding.state}[/]",
+            f"{finding.images:,}",
+            classes,
+            f"{len(finding.unreadable):,}",
+            os.path.relpath(finding.folder, root),
+        )
+    console.print(table)
+    for finding in findings:
+        console.print(f"\n{finding.name}: {finding.state}", **_PLAIN)
+        for note in finding.notes:
+            console.print(f"  - {note}", **_PLAIN)
+        console.print(f"  folder:    {finding.folder}/{finding.layout}", **_PLAIN)
+        console.print(f"  published: {finding.page}", **_PLAIN)
+    lacking = [finding.name for finding in findings if finding.state != "found"]
+    verdict = f"not complete: {', '.join(lacking)}" if lacking else "nothing is missing"
+    console.print(f"\n{len(findings)} data sets looked for; {verdict}", **_PLAIN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Configs: frozen dataclasses whose every field is checked by name and by type."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from opentta.errors import ConfigError, unknown
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a method is run, not what it computes: no field changes a result beyond rounding."""
+
+    strict: bool = False  # on a GPU, read the check of the pixels back after every batch
+    precision: Literal["full", "bfloat16"] = "full"  # autocast the forward passes, on a GPU
+    view_chunk: int = 256  # most images in one forward of a method that makes views
+
+
+def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> Config:
+    """A ``kind`` with ``fields`` overriding its defaults; unknown names and wrong types refused.
+
+    Example:
+        >>> make_config(Execution, {"strict": True}, what="execution").strict
+        True
+    """
+    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in fields:
+        if name not in known:
+            raise unknown(f"field of {what}", name, sorted(known))
+    hints = typing.get_type_hints(kind)
+    values = {name: _cast(value, hints[name], f"{what}.{name}") for name, value in fields.items()}
+    return kind(**values)
+
+
+def _cast(value: Any, hint: Any, where: str) -> Any:
+    """The value as the field's type, or an error that says what was expected."""
+    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        matched, result = _match(value, option)
+        if matched:
+            return result
+    expected = " or ".join(_describe(option) for option in options)
+    raise ConfigError(f"{where}: expected {expected}, got {value!r} ({type(value).__name__})")
+
+
+def _match(value: Any, hint: Any) -> tuple[bool, Any]:
+    if hint is type(None):
+        return value is None, None
+    if get_origin(hint) is Literal:
+        return value in get_args(hint), value
+    if get_origin(hint) is tuple:
+        if isinstance(value, (list, tuple)):
+            inner = get_args(hint)[0]
+            pairs = [_match(v, inner) for v in value]
+            return all(ok for ok, _ in pairs), tuple(v for _, v in pairs)
+        return False, None
+    if hint is bool:
+        return isinstance(value, bool), value
+    if hint is float:
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return ok, float(value) if ok else None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(value, hint), value
+
+
+def _describe(hint: Any) -> str:
+    if hint is type(None):
+        return "None"
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(v) for v in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list of {get_args(hint)[0].__name__}"
+    return str(getattr(hint, "__name__", hint))

@@ -1,0 +1,240 @@
+"""The contract of an adaptation method: predict a batch, perhaps learn from it, be resettable.
+
+Three kinds of thing, three types: what never changes is the frozen config; what changes along
+the stream is the declared parameters and one state object; what comes out is a ``Prediction``.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from opentta.config import Execution
+from opentta.errors import ImageValueError, NothingToAdaptError, SourceDataError
+from opentta.methods.images import bad_images, check_form, check_values
+from opentta.methods.losses import entropy
+from opentta.methods.optim import assign
+from opentta.methods.snapshot import Snapshot, flatten, restore
+from opentta.models.backbone import Backbone
+from opentta.types import Prediction
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """The config of a method with nothing to set."""
+
+
+@dataclass
+class NoState:
+    """The state of a method that remembers nothing but its parameters."""
+
+
+class Adapter(ABC):
+    """Wraps a source model; every call predicts one batch and may update the model.
+
+    A subclass writes the paper: ``step``, the ``parameters`` it may change and, if it remembers
+    anything between batches, ``initial_state``; also ``answer`` where its prediction is not the
+    plain network's, ``build`` where it adds modules of its own, ``fit`` where it needs source
+    data. Freezing, gradient mode, input checks, snapshot, reset and saving are done here, once.
+
+    In ``step``, ``self.valid`` (a bool scalar on the model's device) is false when the batch has a
+    bad image: no tensor may then change. Methods that set ``synchronises`` need not look at it.
+    """
+
+    name: ClassVar[str] = ""  # given by @register
+    version: ClassVar[int] = 1  # raised when a change of the code changes results
+    Config: ClassVar[type] = NoConfig
+    needs_source: ClassVar[bool] = False  # wants fit_source before it can run
+    synchronises: ClassVar[bool] = False  # reads values back to the host in step
+    bibtex: ClassVar[str] = ""
+
+    def __init__(self, backbone: Backbone, config: Any, *, seed: int, execution: Execution) -> None:
+        self.backbone = backbone
+        self.config = self.resolve(config, backbone)
+        self.execution = execution
+        self.extras = nn.ModuleDict()  # modules that the method adds to the network
+        self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
+        self._seed = seed
+        self.generator = torch.Generator(device=backbone.device).manual_seed(seed)
+        self.build()
+        self.extras.to(device=backbone.device, dtype=backbone.dtype).requires_grad_(False)
+        self.params: list[nn.Parameter] = list(self.parameters())
+        for param in self.params:
+            param.requires_grad_(True)
+        self.valid = torch.ones((), dtype=torch.bool, device=backbone.device)
+        self._faults = torch.zeros((), dtype=torch.int64, device=backbone.device)
+        self.state = self.initial_state()
+        self._snapshot = Snapshot(self)
+
+    # What a method writes -----------------------------------------------------------------
+
+    @abstractmethod
+    def step(self, images: Tensor) -> Prediction:
+        """Predict ``images`` (B, 3, H, W) and adapt. Gradients are on."""
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters this method may change, and no others."""
+        return []
+
+    def initial_state(self) -> Any:
+        """A dataclass with whatever the method remembers between batches, as it starts.
+
+        Its fields are tensors, or objects with ``tensors()`` (name -> tensor, changed in place).
+        """
+        return NoState()
+
+    def answer(self, images: Tensor) -> Prediction:
+        """What the method would say of ``images`` now, without learning from them."""
+        logits = self.backbone(images)
+        return Prediction(logits, entropy(logits))
+
+    def build(self) -> None:  # noqa: B027 - most methods add nothing
+        """Add modules of the method's own to ``self.extras``."""
+
+    def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
+        """What the method learns from source data; see ``fit_source``."""
+        raise SourceDataError(f"{self.name} learns nothing from source data; leave fit_source out")
+
+    @classmethod
+    def resolve(cls, config: Any, backbone: Backbone) -> Any:
+        """The config with fields left unset filled in for this backbone."""
+        return config
+
+    # What every method has ----------------------------------------------------------------
+
+    @final
+    def __call__(self, images: Tensor) -> Prediction:
+        """Predict this batch, then adapt: images (B, 3, H, W) in [0, 1] -> ``Prediction``."""
+        check_form(images, self.backbone)
+        if self.needs_source and not self.source:
+            raise SourceDataError(
+                f"{self.name} needs source statistics: call adapter.fit_source(loader) first, with "
+                "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
+            )
+        with torch.inference_mode(False), torch.enable_grad(), self._precision():
+            images, bad = self._screen(images)
+            skip = bad is not None and self.synchronises and bool(bad.any())
+            out = self.answer(images) if skip else self.step(images)
+        return _finished(out, bad)
+
+    @final
+    def predict(self, images: Tensor) -> Prediction:
+        """Predict only: nothing changes, generators included. Images as in a call."""
+        self.check()
+        check_form(images, self.backbone)
+        check_values(images)
+        state = self.generator.get_state()
+        with torch.no_grad(), self._precision():
+            out = self.answer(images)
+        self.generator.set_state(state)
+        return _finished(out, None)
+
+    @final
+    def reset(self) -> None:
+        """Back to the source model, bit for bit; what ``fit_source`` learned is kept."""
+        self.check()
+        restore(self, self._snapshot.initial)
+        self.generator.manual_seed(self._seed)
+
+    @final
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that has changed since the start, as a flat dict: copies, storable without pickle."""
+        self.check()
+        return self._snapshot.export(self)
+
+    @final
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
+        self._snapshot.load(self, state)
+
+    @final
+    def fit_source(self, loader: Iterable[Any]) -> None:
+        """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
+        with torch.inference_mode(False), torch.enable_grad():
+            learned = self.fit(_images_of(loader, self.backbone))
+        self.source = {name: value.detach().clone() for name, value in learned.items()}
+
+    @final
+    def check(self) -> None:
+        """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch."""
+        if self.backbone.device.type == "cpu":
+            return
+        count = int(self._faults)
+        if count:
+            self._faults.zero_()
+            raise ImageValueError(
+                f"{count} image(s) given since the last check had pixels outside [0, 1], NaN or "
+                "infinite. Their logits are NaN and their scores infinite, and their batches "
+                "changed nothing; images must lie in [0, 1] and not be normalised. This error is "
+                "cleared: call again to go on, or use strict=True to be told at once"
+            )
+
+    # What a method uses -------------------------------------------------------------------
+
+    @final
+    def gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+        """d loss / d params; zeros for a parameter that the loss does not reach."""
+        grads = torch.autograd.grad(loss, list(params), allow_unused=True, materialize_grads=True)
+        return list(grads)
+
+    @final
+    def recover(self, where: Tensor) -> None:
+        """Back to the source model where ``where`` (a bool scalar) is true, on the device."""
+        moving = flatten(self)
+        assign(list(moving.values()), [self._snapshot.initial[n] for n in moving], where)
+
+    @final
+    def need(self, params: Sequence[nn.Parameter], why: str) -> Sequence[nn.Parameter]:
+        """``params``, or an error naming the method that found none."""
+        if not params:
+            raise NothingToAdaptError(f"{self.name} found nothing to adapt: {why}")
+        return params
+
+    # Ceremony -----------------------------------------------------------------------------
+
+    def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """CPU: raise before anything changes. GPU: blank bad images and remember, on the device."""
+        if self.execution.strict or images.device.type == "cpu":
+            check_values(images)
+            return images, None
+        bad = bad_images(images)  # (B,)
+        self.valid = ~bad.any()
+        self._faults += bad.sum()
+        return torch.where(bad[:, None, None, None], 0.0, images), bad
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        device = self.backbone.device.type
+        low = self.execution.precision == "bfloat16"
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=low):
+            yield
+
+
+def _finished(out: Prediction, bad: Tensor | None) -> Prediction:
+    """Detached; a bad image has no logits and an infinite score."""
+    logits, score = out.logits.detach(), out.ood_score.detach()
+    if bad is not None:
+        logits = torch.where(bad[:, None], torch.nan, logits)
+        score = torch.where(bad, torch.inf, score)
+    details = {name: value.detach() for name, value in out.details.items()}
+    return dataclasses.replace(out, logits=logits, ood_score=score, details=details)
+
+
+def _images_of(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]:
+    """Checked batches from a loader of tensors, of (images, labels) or of ``Batch``."""
+    seen = False
+    for batch in loader:
+        images = getattr(batch, "images", batch)
+        images = images[0] if isinstance(images, (tuple, list)) else images
+        images = images.to(backbone.device)
+        check_form(images, backbone)
+        check_values(images)
+        seen = True
+        yield images
+    if not seen:
+        raise SourceDataError("fit_source got a loader without a single batch")

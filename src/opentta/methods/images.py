@@ -1,0 +1,79 @@
+"""What a batch of images must be, and what is wrong with one that is not."""
+
+import torch
+from torch import Tensor
+
+from opentta.errors import DeviceError, DtypeError, ImageValueError, ShapeError
+from opentta.models.backbone import Backbone
+
+SLACK = 1e-4
+"""Rounding a caller may leave outside [0, 1]."""
+
+
+def check_form(images: Tensor, backbone: Backbone) -> None:
+    """Rank, channels, size, type and device: what can be said without looking at a pixel."""
+    if not isinstance(images, Tensor):
+        raise DtypeError(f"expected images as a torch.Tensor, got {type(images).__name__}")
+    if images.ndim != 4:
+        hint = "; add the batch dimension with images[None]" if images.ndim == 3 else ""
+        raise ShapeError(f"expected images (B, 3, H, W), got shape {tuple(images.shape)}{hint}")
+    batch, channels, height, width = images.shape
+    if channels != 3:
+        last = "; they look channels-last: use images.permute(0, 3, 1, 2)" if width == 3 else ""
+        raise ShapeError(
+            f"expected 3 channels, images (B, 3, H, W), got {tuple(images.shape)}{last}"
+        )
+    if batch == 0:
+        raise ShapeError("expected at least one image, got an empty batch")
+    if backbone.image_size is not None and (height, width) != backbone.image_size:
+        raise ShapeError(
+            f"this model takes {backbone.image_size[0]}x{backbone.image_size[1]} images, got "
+            f"{height}x{width}; resize or crop them first"
+        )
+    if backbone.image_size is None and (height % backbone.patch or width % backbone.patch):
+        raise ShapeError(
+            f"this model takes sides that are multiples of {backbone.patch}, got {height}x{width}"
+        )
+    if not images.is_floating_point():
+        raise DtypeError(
+            f"expected floating-point images in [0, 1], got {images.dtype}; for 0-255 images use "
+            "images.float() / 255"
+        )
+    if images.device != backbone.device:
+        raise DeviceError(
+            f"the model lies on {backbone.device}, the images on {images.device}; use "
+            f"images.to({str(backbone.device)!r})"
+        )
+
+
+def bad_images(images: Tensor) -> Tensor:
+    """Which images have a pixel outside [0, 1], NaN or infinite: (B, 3, H, W) -> (B,) bool."""
+    good = (images >= -SLACK) & (images <= 1 + SLACK)  # NaN compares false
+    return ~good.flatten(1).all(dim=1)
+
+
+def check_values(images: Tensor) -> None:
+    """Raise for the first thing that is wrong with the pixels; reads them back to the host."""
+    low, high = (float(v) for v in images.aminmax())
+    if low >= -SLACK and high <= 1 + SLACK:  # NaN compares false
+        return
+    wrong = bad_images(images)
+    raise ImageValueError(
+        f"image {int(wrong.nonzero()[0])} of {len(images)} ({int(wrong.sum())} in all) "
+        f"{describe(images)}. Nothing was changed"
+    )
+
+
+def describe(images: Tensor) -> str:
+    """In words, what is wrong with the values of ``images`` and what to do."""
+    finite = images[torch.isfinite(images)]
+    if finite.numel() < images.numel():
+        return "has NaN or infinite pixels; find out where the loader makes them"
+    low, high = float(finite.min()), float(finite.max())
+    if high > 16:
+        remedy = "they look like 0-255 images: divide by 255"
+    elif low < -SLACK and (low < -0.2 or high > 1.2):
+        remedy = "they look normalised: leave Normalize out, the model normalises inside"
+    else:
+        remedy = "clamp them (a bicubic resize overshoots)"
+    return f"has pixels outside [0, 1] (the batch spans {low:.3g} to {high:.3g}); {remedy}"

@@ -1,0 +1,257 @@
+"""Ladder + affine: the paper's method (HLN for unknown classes, AAN for domain shift).
+
+"Open-World Test-Time Adaptation with Hierarchical Feature Aggregation and Attention Affine", Liu,
+Tang, Ji and He. Equation numbers are the paper's. Two forwards, two backwards a batch.
+
+The paper leaves much open. Each choice is a field below; reasons and measurements stand in
+docs/methods/ladder_affine.md. No code of the authors is public, so there is nothing to depart
+from. Where text and formula disagree: entropy is minimised (Eqn. 10 prints a second minus), L_sim
+is the mean over pairs (``sim_norm``), L_entropy the weighted mean (``entropy_scale``).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from opentta.methods.base import Adapter
+from opentta.methods.losses import (
+    entropy,
+    fused_entropy,
+    masked_mean,
+    ood_loss,
+    self_weighted_entropy,
+)
+from opentta.methods.optim import Sgd, running_mean_
+from opentta.methods.sam import perturbed
+from opentta.models.affine import AttentionAffine, PatchSimilarity
+from opentta.models.backbone import Backbone
+from opentta.models.ladder import Ladder, Start
+from opentta.registry import register
+from opentta.types import Prediction
+
+ALPHA_GRID = tuple(i / 10 for i in range(11))
+PAPER_DIM = 768  # the width for which the paper states its rates
+RATES = {  # field -> (the paper's rate at width 768, exponent of width / 768); measured at 192:
+    "lr": (0.01, 0.0),  # docs/decisions/learning-rates.md
+    "lr_token": (0.2, 2.0),
+    "lr_affine": (5e-4, 2.0),
+    "lr_psi": (0.1, -1.0),
+    "lr_ladder": (1e-3, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class LadderAffineConfig:
+    """Paper symbols on the right. A rate left at None follows the width rule (``RATES``)."""
+
+    lr: float | None = None  # norm layers ("main network")
+    lr_token: float | None = None  # T, the token network
+    lr_affine: float | None = None  # A, the QKV affine network
+    lr_psi: float | None = None  # Psi
+    lr_ladder: float | None = None  # HLN
+    momentum: float = 0.9
+    rho: float = 0.05  # radius of the ascent step on the norm layers
+    margin: float = 0.4  # a sample is reliable under margin * ln C
+    ood_margin: float = 0.5  # H_thr = ood_margin * ln C, Eqn. 4
+    lambda1: float = 0.01  # weight of L_OOD in the first pass
+    lambda2: float = 0.001  # weight of L_OOD in the second pass
+    mu: float = 1.0  # weight of L_sim in the first pass
+    alpha: float = 0.3  # share of the class token in the OOD score, Eqn. 5
+    affine: Literal["pooled", "token", "off"] = "pooled"  # Phi: one scale a sample, or a token
+    affine_blocks: Literal["all", "lower"] = "all"  # "lower": not the skip_top blocks
+    affine_shared: bool = True  # one T and A for all blocks, or one pair a block
+    ladder: Literal["dense", "channelwise", "off"] = "dense"  # HLN
+    start: Start = "identity"  # of Psi and HLN
+    detach_tokens: bool = False  # keep L_OOD's gradient out of the backbone
+    detach_weights: bool = False  # take the weights of Eqn. 11 as constants
+    entropy_scale: Literal["mean", "sum"] = "mean"  # Eqn. 11 prints the sum: N times larger
+    sim_on: Literal["token_net", "last_block", "all_blocks"] = "token_net"  # x_i of L_sim, Eqn. 9
+    sim_norm: Literal["pairs", "patches"] = "pairs"  # as printed: P - 1 times larger
+    sim_scale: Literal["one", "reliable"] = "one"  # "reliable": times the share of them
+    update: Literal["split", "joint"] = "split"  # modules on pass-1 gradients, or all by SAM
+    predict_from: Literal["first", "second", "post"] = "first"
+    recover_below: float = 0.1  # back to the source when the average entropy falls under it
+    average: float = 0.9  # weight of the past in that average
+    skip_top: int = 3  # blocks at the output whose norms stay; so does the final norm
+    skip_blocks: tuple[int, ...] = ()  # further blocks, by index
+
+
+@dataclass
+class LadderAffineState:
+    """What the method remembers between batches."""
+
+    model_sgd: Sgd
+    module_sgd: Sgd
+    mean_entropy: Tensor  # (), moving average over reliable samples; NaN before the first
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass gives."""
+
+    logits: Tensor  # (B, C) of the class token
+    ood_logits: Tensor  # (B, C) of the ladder; the same as logits where it is off
+    h: Tensor  # (B,) entropy of the class prediction
+    similarity: Tensor  # () mean over blocks and samples; 0 where it is not asked for
+
+
+@register("ladder_affine")
+class LadderAffine(Adapter):
+    """Self-weighted entropy on reliable samples, uniform ladder on unreliable ones, affine QKV."""
+
+    Config = LadderAffineConfig
+    config: LadderAffineConfig
+    state: LadderAffineState
+    bibtex = """@article{liu2025openworld,
+  title = {Open-World Test-Time Adaptation with Hierarchical Feature Aggregation and
+           Attention Affine},
+  author = {Liu, Ziqiong and Tang, Yushun and Ji, Junyang and He, Zhihai},
+  year = {2025}
+}"""
+
+    @classmethod
+    def resolve(cls, config: LadderAffineConfig, backbone: Backbone) -> LadderAffineConfig:
+        """Fill the rates left unset: the paper's, carried over from width 768."""
+        ratio = backbone.dim / PAPER_DIM
+        unset = {f: r * ratio**e for f, (r, e) in RATES.items() if getattr(config, f) is None}
+        return dataclasses.replace(config, **unset)
+
+    def build(self) -> None:
+        """T and A, Psi and HLN: started so that the network is the source model."""
+        c, b = self.config, self.backbone
+        generator = torch.Generator().manual_seed(self._seed)
+        self._grid = torch.tensor(ALPHA_GRID, device=b.device)[:, None, None]  # (11, 1, 1)
+        if c.affine != "off":
+            depth = b.depth - (c.skip_top if c.affine_blocks == "lower" else 0)
+            self.extras["affine"] = AttentionAffine(
+                b.dim,
+                b.prefix,
+                range(depth),
+                granularity=c.affine,
+                shared=c.affine_shared,
+                generator=generator,
+            )
+        if c.ladder != "off":
+            self.extras["ladder"] = Ladder(
+                b.dim, b.depth, kind=c.ladder, start=c.start, generator=generator
+            )
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The norm layers below the top blocks, then the added modules."""
+        return [*self._norms(), *self.extras.parameters()]
+
+    def _norms(self) -> list[nn.Parameter]:
+        c = self.config
+        return self.backbone.norm_parameters(
+            skip_top=c.skip_top, skip_blocks=c.skip_blocks, outer=False
+        )
+
+    def initial_state(self) -> LadderAffineState:
+        """No momentum, no average."""
+        c = self.config
+        groups: list[tuple[list[nn.Parameter], float | None]] = []
+        if c.affine != "off":
+            network = cast(AttentionAffine, self.extras["affine"])
+            groups += [(list(network.token.parameters()), c.lr_token)]
+            groups += [(list(network.affine.parameters()), c.lr_affine)]
+        if c.ladder != "off":
+            ladder = cast(Ladder, self.extras["ladder"])
+            groups += [(list(ladder.psi.parameters()), c.lr_psi)]
+            groups += [([ladder.weight, ladder.bias], c.lr_ladder)]
+        rated = [(params, lr) for params, lr in groups if lr is not None]
+        return LadderAffineState(
+            Sgd([(self._norms(), c.lr or 0.0)], momentum=c.momentum),
+            Sgd(rated, momentum=c.momentum),
+            torch.full((), torch.nan, device=self.backbone.device),
+        )
+
+    def step(self, images: Tensor) -> Prediction:
+        """Two passes: modules step on the first gradient, norm layers on the perturbed one."""
+        c, state = self.config, self.state
+        ln_c = math.log(self.backbone.classes)
+        norms, modules = state.model_sgd.params, state.module_sgd.params
+
+        one = self._forward(images, similarity=True)
+        reliable = (one.h < c.margin * ln_c) & self.valid
+        unknown = (one.h > c.ood_margin * ln_c) & self.valid & (c.ladder != "off")  # Eqn. 4: m
+        used = (reliable | unknown).any()
+        grads = self.gradients(
+            self._entropy_loss(one.h, reliable)
+            + c.lambda1 * ood_loss(entropy(one.ood_logits), unknown)
+            - c.mu * self._sim_weight(reliable, used) * one.similarity,
+            [*norms, *modules],
+        )
+        if c.update == "split":
+            state.module_sgd.step(grads[len(norms) :], where=used)
+            norm_grads, climbed = grads[: len(norms)], norms
+        else:
+            norm_grads, climbed = grads, [*norms, *modules]
+
+        with perturbed(climbed, norm_grads, c.rho):
+            two = self._forward(images, similarity=False)
+            still = reliable & (two.h < c.margin * ln_c)
+            loss = self._entropy_loss(two.h, still)
+            loss = loss + c.lambda2 * ood_loss(entropy(two.ood_logits), unknown)
+            grads = self.gradients(loss, climbed)
+        moved = (still | unknown).any()
+        state.model_sgd.step(grads[: len(norms)], where=moved)
+        if c.update == "joint":
+            state.module_sgd.step(grads[len(norms) :], where=moved)
+        reset = self._recover(masked_mean(two.h.detach(), still), still.any())
+
+        shown = {"first": one, "second": two}.get(c.predict_from)
+        if shown is None:
+            with torch.no_grad():
+                shown = self._forward(images, similarity=False)
+        details = {"reliable": reliable, "unknown": unknown, "reset": reset}
+        details |= {"mean_entropy": state.mean_entropy.clone()}
+        return self._prediction(shown, details)
+
+    def answer(self, images: Tensor) -> Prediction:
+        """Class prediction from the class token, OOD score from the fusion, as of now."""
+        return self._prediction(self._forward(images, similarity=False), {})
+
+    def _forward(self, images: Tensor, *, similarity: bool) -> Pass:
+        c, b = self.config, self.backbone
+        wanted = similarity and c.affine != "off" and c.mu != 0
+        editor = None
+        if c.affine != "off":
+            network = cast(AttentionAffine, self.extras["affine"])
+            editor = network.editor(similarity=wanted and c.sim_on == "token_net")
+        tap = PatchSimilarity(b.prefix, None if c.sim_on == "all_blocks" else b.depth - 1)
+        trace = b.trace(images, editor, tap if wanted and c.sim_on != "token_net" else None)
+        seen = [*tap.similarities, *(editor.similarities if editor else [])]
+        ood_logits = trace.logits
+        if c.ladder != "off":
+            tokens = [t.detach() if c.detach_tokens else t for t in trace.class_tokens]
+            ood_logits = b.classify(self.extras["ladder"](tokens))  # Eqn. 3
+        similarity_mean = torch.stack(seen).mean() if seen else trace.logits.new_zeros(())
+        if c.sim_norm == "patches":  # the printed 1 / P instead of 1 / (P (P - 1))
+            similarity_mean = similarity_mean * (trace.patches - 1)
+        return Pass(trace.logits, ood_logits, entropy(trace.logits), similarity_mean)
+
+    def _entropy_loss(self, h: Tensor, mask: Tensor) -> Tensor:
+        """Eqn. 11 over the masked samples."""
+        loss = self_weighted_entropy(h, mask, detach=self.config.detach_weights)
+        return loss * mask.sum() if self.config.entropy_scale == "sum" else loss
+
+    def _sim_weight(self, reliable: Tensor, used: Tensor) -> Tensor:
+        share = reliable.float().mean() if self.config.sim_scale == "reliable" else 1.0
+        return used * share
+
+    def _recover(self, mean: Tensor, seen: Tensor) -> Tensor:
+        """A vanishing average entropy means that every input gets one class: start again."""
+        running_mean_(self.state.mean_entropy, mean, self.config.average, where=seen)
+        collapsed = (self.state.mean_entropy < self.config.recover_below) & self.valid
+        self.recover(collapsed)
+        return collapsed
+
+    def _prediction(self, shown: Pass, details: dict[str, Tensor]) -> Prediction:
+        logits, ood_logits = shown.logits.detach(), shown.ood_logits.detach()
+        details["ood_score_by_alpha"] = fused_entropy(logits, ood_logits, self._grid).T  # (B, 11)
+        return Prediction(logits, fused_entropy(logits, ood_logits, self.config.alpha), details)

@@ -1,0 +1,58 @@
+"""Losses shared by methods: one function an equation, masks instead of branches, no host reads."""
+
+import torch
+from torch import Tensor
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H(p) = -sum_c p_c ln p_c of p = softmax(logits), in nats: (B, C) -> (B,).
+
+    Example:
+        >>> entropy(torch.zeros(1, 4))
+        tensor([1.3863])
+    """
+    log_p = logits.float().log_softmax(dim=1)
+    return -(log_p.exp() * log_p).sum(dim=1)
+
+
+def probability_entropy(p: Tensor) -> Tensor:
+    """H(p) of probabilities that are no softmax of known logits (a mixture, a mean): (..., C)."""
+    return -(p * p.clamp_min(1e-12).log()).sum(dim=-1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``values`` (B,) where ``mask`` (B,) is true; 0 where it is true nowhere.
+
+    Example:
+        >>> masked_mean(torch.tensor([1.0, 5.0]), torch.tensor([True, False]))
+        tensor(1.)
+    """
+    weight = mask.to(values.dtype)
+    return (values * weight).sum() / weight.sum().clamp_min(1)
+
+
+def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> Tensor:
+    """sum_i w_i H_i, w = softmax(-H) over the masked samples (the paper's Eqn. 11 over N).
+
+    With live weights dL/dH_i = w_i (1 - (H_i - L)): a sample whose entropy lies more than one nat
+    above the weighted mean is pushed up, not down. ``detach`` takes the weights as constants.
+    ``h`` (B,), ``mask`` (B,) bool; 0 where the mask is empty.
+    """
+    weight = torch.exp(-h) * mask
+    total = weight.sum()
+    weight = weight / torch.where(total > 0, total, 1.0)  # an empty mask: no 0 / 0, no NaN gradient
+    return ((weight.detach() if detach else weight) * h).sum()
+
+
+def ood_loss(h_ood: Tensor, mask: Tensor) -> Tensor:
+    """L_OOD = -mean over masked samples of the OOD branch's entropy; (B,), (B,) bool -> ()."""
+    return -masked_mean(h_ood, mask)
+
+
+def fused_entropy(logits: Tensor, ood_logits: Tensor, alpha: float | Tensor) -> Tensor:
+    """H(alpha p_cls + (1 - alpha) p_ood), Eqns. 5 and 6: two (B, C) -> (B,).
+
+    ``alpha`` may be a tensor (A, 1, 1) of a whole grid: the result is then (A, B).
+    """
+    p = alpha * logits.float().softmax(dim=1) + (1 - alpha) * ood_logits.float().softmax(dim=1)
+    return probability_entropy(p)

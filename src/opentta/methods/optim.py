@@ -1,0 +1,108 @@
+"""Gradient descent on flat lists of tensors, with updates that a mask on the device can cancel.
+
+torch's optimisers cannot be told by a tensor not to step. These can: where ``where`` is false,
+neither a parameter nor a moment changes by a single bit, and nothing is read back to the host.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | None) -> None:
+    """targets <- values, in place; with ``where`` (a bool scalar) only if it is true."""
+    if not targets:
+        return
+    with torch.no_grad():
+        if where is not None:
+            values = [torch.where(where, v, t) for v, t in zip(values, targets, strict=True)]
+        torch._foreach_copy_(list(targets), list(values))
+
+
+def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:
+    """past <- keep * past + (1 - keep) * value, in place, if ``where`` is true.
+
+    NaN stands for "nothing yet": the first value is then taken as it is.
+    """
+    fresh = torch.where(past.isnan(), value, keep * past + (1 - keep) * value)
+    assign([past], [fresh], where)
+
+
+class Sgd:
+    """SGD with momentum, as torch's (no dampening, no weight decay); a rate a group."""
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[Sequence[Tensor], float]],
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        self.params = [p for params, _ in groups for p in params]
+        self.rates = [lr for params, lr in groups for _ in params]
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.moments = [torch.zeros_like(p) for p in self.params] if momentum else []
+
+    @torch.no_grad()
+    def step(
+        self, grads: Sequence[Tensor], *, where: Tensor | None = None, scale: float = 1.0
+    ) -> None:
+        """One step along ``grads``, aligned with the parameters; ``scale`` multiplies each rate."""
+        if not self.params:
+            return
+        update: Sequence[Tensor] = list(grads)
+        if self.momentum:
+            moments = torch._foreach_mul(self.moments, self.momentum)
+            torch._foreach_add_(moments, list(grads))
+            update = moments
+            if self.nesterov:
+                update = torch._foreach_add(list(grads), torch._foreach_mul(moments, self.momentum))
+            assign(self.moments, moments, where)
+        delta = torch._foreach_mul(list(update), [-scale * lr for lr in self.rates])
+        assign(self.params, torch._foreach_add(self.params, delta), where)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What it remembers."""
+        return {f"moment.{i}": m for i, m in enumerate(self.moments)}
+
+
+class Adam:
+    """Adam, as torch's (no weight decay, no amsgrad)."""
+
+    def __init__(
+        self, params: Sequence[Tensor], lr: float, *, beta1: float = 0.9, beta2: float = 0.999
+    ) -> None:
+        self.params = list(params)
+        self.lr = lr
+        self.betas = (beta1, beta2)
+        self.first = [torch.zeros_like(p) for p in self.params]
+        self.second = [torch.zeros_like(p) for p in self.params]
+        self.count = torch.zeros((), device=self.params[0].device, dtype=torch.float64)
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor], *, where: Tensor | None = None) -> None:
+        """One step along ``grads``, aligned with the parameters."""
+        gradients = list(grads)
+        beta1, beta2 = self.betas
+        count = self.count + 1
+        first = torch._foreach_lerp(self.first, gradients, 1 - beta1)
+        second = torch._foreach_mul(self.second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        bias1, bias2 = 1 - beta1**count, (1 - beta2**count).sqrt()
+        denominators = torch._foreach_sqrt(second)
+        torch._foreach_div_(denominators, bias2.to(denominators[0].dtype))
+        torch._foreach_add_(denominators, 1e-8)
+        delta = torch._foreach_div(first, denominators)
+        torch._foreach_mul_(delta, (-self.lr / bias1).to(delta[0].dtype))
+        assign(self.params, torch._foreach_add(self.params, delta), where)
+        assign(self.first, first, where)
+        assign(self.second, second, where)
+        assign([self.count], [count], where)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What it remembers."""
+        first = {f"first.{i}": m for i, m in enumerate(self.first)}
+        second = {f"second.{i}": m for i, m in enumerate(self.second)}
+        return {**first, **second, "count": self.count}

@@ -1,0 +1,1 @@
+"""Pure measures, and the meter that accumulates them along a stream."""

@@ -1,0 +1,243 @@
+"""What a backbone offers to a method, whoever wrote the model inside.
+
+A backbone stands around a copy of the user's model. It takes images in [0, 1], normalises them
+inside, and opens the places that the methods need: the ordered blocks, the class token after
+each block, the input of each attention, Q, K and V before attention, and the final norm + head
+as one classifier.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from opentta.errors import ConfigError, NothingToAdaptError, UnsupportedModelError
+from opentta.models.normalization import Statistics
+
+Edit = Callable[[int, Tensor, Tensor], Tensor]
+"""(block index, attention input (B, N, d), qkv (B, N, 3, heads, d_head)) -> qkv, same shape."""
+
+Tap = Callable[[int, Tensor], None]
+"""(block index, tokens after that block (B, N, d)): sees, changes nothing."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass, with what happened on the way."""
+
+    logits: Tensor  # (B, C) after the class mask
+    class_tokens: list[Tensor]  # depth x (B, d): the class token after each block, before the norm
+    penultimate: Tensor  # (B, d): what the head sees
+    patches: int  # P, the number of patch tokens
+
+
+class Backbone(nn.Module, ABC):
+    """A Vision Transformer with a class token, behind one protocol.
+
+    ``dim`` is the token width d, ``heads`` the number of attention heads, ``prefix`` the number of
+    tokens before the patches (the class token first), ``image_size`` the (H, W) that the model
+    takes, or None where it takes any multiple of its patch. Nothing here knows a fixed size.
+    """
+
+    family: ClassVar[str]
+    dim: int
+    heads: int
+    prefix: int
+    image_size: tuple[int, int] | None
+    patch: int
+
+    def __init__(
+        self, model: nn.Module, statistics: Statistics, classes: Sequence[int] | None
+    ) -> None:
+        super().__init__()
+        self.model: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        self.read_shape()
+        weight = self.head_weight()
+        if weight.shape[1] != self.dim:
+            raise UnsupportedModelError(
+                f"the head of {type(model).__name__} takes {weight.shape[1]} features but the "
+                f"tokens have {self.dim}; give the model a head of nn.Linear({self.dim}, classes)"
+            )
+        mean, std = statistics
+        self.mean: Tensor
+        self.std: Tensor
+        for name, values in (("mean", mean), ("std", std)):
+            buffer = torch.tensor(values).to(weight).view(1, 3, 1, 1)
+            self.register_buffer(name, buffer, persistent=False)
+        self.class_index: Tensor | None
+        index = _class_index(classes, weight.shape[0], weight.device)
+        self.register_buffer("class_index", index, persistent=False)
+
+    # What a family writes -----------------------------------------------------------------
+
+    @abstractmethod
+    def read_shape(self) -> None:
+        """Fill dim, heads, prefix, image_size and patch from ``self.model``, or refuse it."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[Any]:
+        """The transformer blocks, input side first."""
+
+    @abstractmethod
+    def embed(self, images: Tensor) -> Tensor:
+        """Normalised images (B, 3, H, W) -> tokens (B, N, d) before the first block."""
+
+    @abstractmethod
+    def run_block(self, index: int, tokens: Tensor, edit: Edit | None) -> Tensor:
+        """Tokens (B, N, d) through block ``index``, with Q, K and V changed by ``edit``."""
+
+    @abstractmethod
+    def final(self, token: Tensor) -> Tensor:
+        """The class token of the last block (B, d) -> what the head sees (B, d)."""
+
+    @abstractmethod
+    def head_logits(self, features: Tensor) -> Tensor:
+        """What the head sees (B, d) -> logits over all classes of the model."""
+
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """The head's weight (classes of the model, d)."""
+
+    @abstractmethod
+    def block_norms(self, index: int) -> list[nn.Module]:
+        """The norm layers of one block, in order."""
+
+    @abstractmethod
+    def outer_norms(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """The norm layers before the first block, and those after the last one."""
+
+    # What every family has ----------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks L."""
+        return len(self.blocks)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes C that the logits have, after the class mask."""
+        return self.head_weight().shape[0] if self.class_index is None else len(self.class_index)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return self.mean.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's floating-point type."""
+        return self.mean.dtype
+
+    def forward(self, images: Tensor, edit: Edit | None = None) -> Tensor:
+        """Images (B, 3, H, W) in [0, 1] -> logits (B, C)."""
+        return self.trace(images, edit).logits
+
+    def trace(self, images: Tensor, edit: Edit | None = None, tap: Tap | None = None) -> Trace:
+        """The same forward, keeping the class token after each block.
+
+        ``images`` (B, 3, H, W) lie in [0, 1]; ``edit`` changes Q, K and V of each block; ``tap``
+        is shown the tokens after each block.
+        """
+        tokens = self.embed((images.to(self.dtype) - self.mean) / self.std)  # (B, N, d)
+        class_tokens = []
+        for index in range(self.depth):
+            tokens = self.run_block(index, tokens, edit)
+            class_tokens.append(tokens[:, 0])
+            if tap is not None:
+                tap(index, tokens)
+        features = self.final(tokens[:, 0])
+        logits = self._masked(self.head_logits(features))
+        return Trace(logits, class_tokens, features, tokens.shape[1] - self.prefix)
+
+    def classify(self, token: Tensor) -> Tensor:
+        """Final norm and head as one classifier: a class token (B, d) -> logits (B, C)."""
+        return self._masked(self.head_logits(self.final(token)))
+
+    def class_weights(self) -> Tensor:
+        """The head's weight rows of the classes in use: (C, d)."""
+        weight = self.head_weight()
+        return weight if self.class_index is None else weight[self.class_index]
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        """The class mask, applied here and nowhere else."""
+        return logits if self.class_index is None else logits[:, self.class_index]
+
+    def norm_parameters(
+        self, *, skip_top: int = 0, skip_blocks: Sequence[int] = (), outer: bool = True
+    ) -> list[nn.Parameter]:
+        """Scale and shift of the norm layers, selected by their place in the network.
+
+        ``skip_top`` leaves out the last blocks, ``skip_blocks`` single ones by index. The norms
+        before the first block always belong; ``outer`` says whether the final one does.
+        """
+        if skip_top < 0 or skip_top >= self.depth:
+            raise NothingToAdaptError(
+                f"skip_top={skip_top} leaves no block of a backbone with {self.depth} blocks to "
+                f"adapt; pass a skip_top between 0 and {self.depth - 1}"
+            )
+        first, last = self.outer_norms()
+        kept = [i for i in range(self.depth - skip_top) if i not in set(skip_blocks)]
+        modules = [*first, *(norm for i in kept for norm in self.block_norms(i))]
+        modules += last if outer else []
+        found = [p for module in modules for p in module.parameters()]
+        if not found:
+            raise NothingToAdaptError(
+                f"no norm layer with scale or shift found in the {len(kept)} selected blocks of "
+                f"{type(self.model).__name__}; norm-based methods need LayerNorm (or RMSNorm) "
+                "layers with learnable parameters"
+            )
+        return found
+
+
+def _class_index(classes: Sequence[int] | None, total: int, device: torch.device) -> Tensor | None:
+    if classes is None:
+        return None
+    index = [int(c) for c in classes]
+    if not index or len(set(index)) != len(index) or min(index) < 0 or max(index) >= total:
+        raise ConfigError(
+            f"classes must be distinct indices between 0 and {total - 1}, at least one; got "
+            f"{index[:8]}{'...' if len(index) > 8 else ''} ({len(index)} in all)"
+        )
+    return torch.tensor(index, device=device)
+
+
+def attention(qkv: Tensor) -> Tensor:
+    """Plain multi-head attention: qkv (B, N, 3, heads, d_head) -> (B, N, heads * d_head)."""
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, d_head)
+    mixed = functional.scaled_dot_product_attention(q, k, v)
+    return mixed.transpose(1, 2).flatten(2)  # (B, N, heads * d_head)
+
+
+def learnable(modules: Sequence[nn.Module | None]) -> list[nn.Module]:
+    """The modules that exist and have parameters of their own."""
+    return [m for m in modules if m is not None and next(_own(m), None) is not None]
+
+
+def _own(module: nn.Module) -> Iterator[nn.Parameter]:
+    return module.parameters(recurse=False)
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Batch statistics would tie the samples of a batch together; no method here expects it."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has a BatchNorm layer ({name}); opentta adapts Vision "
+                "Transformers whose norms act on each sample alone (LayerNorm, RMSNorm)"
+            )
+
+
+def linear_head(head: object, model: nn.Module) -> nn.Linear:
+    """The head as a Linear layer, or a refusal that says what is missing."""
+    if isinstance(head, nn.Linear):
+        return head
+    raise UnsupportedModelError(
+        f"the head of {type(model).__name__} is {type(head).__name__}, not nn.Linear: opentta "
+        "needs a classifier; build the model with num_classes > 0"
+    )

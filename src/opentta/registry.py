@@ -1,0 +1,79 @@
+"""Names of methods: the built-in ones, those registered by hand, and those of other packages."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from opentta.errors import ConfigError, unknown
+
+ENTRY_POINT_GROUP = "opentta.methods"
+
+BUILT_IN = {  # name -> module that registers it; in the order in which they are listed
+    "source": "opentta.methods.source",
+    "tent": "opentta.methods.tent",
+    "sar": "opentta.methods.sar",
+    "ladder_affine": "opentta.methods.ladder_affine",
+}
+
+_registered: dict[str, type[Any]] = {}
+
+Method = TypeVar("Method", bound=type[Any])
+
+
+def register(name: str) -> Callable[[Method], Method]:
+    """Class decorator that gives a method its name.
+
+    Example:
+        >>> import opentta
+        >>> @opentta.register("mine")
+        ... class Mine(opentta.Adapter):
+        ...     def step(self, images):
+        ...         return self.answer(images)
+        >>> "mine" in opentta.methods()
+        True
+        >>> opentta.unregister("mine")
+    """
+
+    def decorate(cls: Method) -> Method:
+        if name in BUILT_IN and cls.__module__ != BUILT_IN[name]:
+            raise ConfigError(f"{name!r} is a built-in method; choose another name")
+        known = _registered.get(name)
+        # Running a notebook cell or a script twice defines the same class again: let it.
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise ConfigError(
+                f"a method named {name!r} is already registered by {known.__module__}."
+                f"{known.__qualname__}; choose another name"
+            )
+        cls.name = name
+        _registered[name] = cls
+        return cls
+
+    return decorate
+
+
+def unregister(name: str) -> None:
+    """Forget a method registered by hand (for notebooks and tests)."""
+    if name in BUILT_IN or name not in _registered:
+        raise unknown("registered method", name, [n for n in _registered if n not in BUILT_IN])
+    del _registered[name]
+
+
+def methods() -> tuple[str, ...]:
+    """Names of all methods: built-in, then those of installed packages, then registered ones."""
+    plugged = [entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    return tuple(dict.fromkeys([*BUILT_IN, *plugged, *_registered]))
+
+
+def method(name: str) -> type[Any]:
+    """The class behind a name; a mistyped one gets "did you mean"."""
+    if name in _registered:
+        return _registered[name]
+    if name in BUILT_IN:
+        import_module(BUILT_IN[name])
+        return _registered[name]
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == name:
+            cls: type[Any] = entry.load()
+            return register(name)(cls)
+    raise unknown("method", name, methods())

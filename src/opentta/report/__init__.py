@@ -1,0 +1,1 @@
+"""Tables, figures and one page, from stored results alone."""

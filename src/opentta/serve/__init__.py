@@ -1,0 +1,1 @@
+"""Serving an adapting model (optional)."""

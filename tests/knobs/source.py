@@ -1,0 +1,3 @@
+"""Source has nothing to set."""
+
+KNOBS: dict = {}

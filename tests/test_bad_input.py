@@ -1,0 +1,120 @@
+"""Bad images and bad states: each its own message, and the adapter stays as it was."""
+
+import pytest
+import torch
+from checks import batches, run, same, weights
+from conftest import tiny_vit
+
+import opentta
+from opentta.errors import (
+    DtypeError,
+    ImageValueError,
+    OpenttaError,
+    ShapeError,
+    SourceDataError,
+    StateError,
+)
+
+
+def with_pixel(images, value):
+    images = images.clone()
+    images[3, 1, 4, 5] = value
+    return images
+
+
+BAD = {
+    "rank": (lambda x: x[0], ShapeError, r"\(B, 3, H, W\).*images\[None\]"),
+    "channels": (lambda x: x[:, :1], ShapeError, "3 channels"),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1), ShapeError, r"permute\(0, 3, 1, 2\)"),
+    "size": (lambda x: x[:, :, :24, :24], ShapeError, "takes 32x32 images, got 24x24"),
+    "empty": (lambda x: x[:0], ShapeError, "empty batch"),
+    "uint8": (lambda x: (x * 255).to(torch.uint8), DtypeError, "images.float.* / 255"),
+    "not a tensor": (lambda x: x.numpy(), DtypeError, "torch.Tensor, got ndarray"),
+    "0-255": (lambda x: x * 255, ImageValueError, "divide by 255"),
+    "normalised": (lambda x: (x - 0.5) / 0.25, ImageValueError, "leave Normalize out"),
+    "overshoot": (lambda x: with_pixel(x, 1.03), ImageValueError, r"image 3 of 6 \(1 in all\)"),
+    "nan": (lambda x: with_pixel(x, torch.nan), ImageValueError, "NaN or infinite"),
+    "infinite": (lambda x: with_pixel(x, -torch.inf), ImageValueError, "NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("call", ["adapt", "predict"])
+@pytest.mark.parametrize("case", BAD, ids=lambda c: c.replace(" ", "-"))
+def test_bad_images_are_refused_and_nothing_changes(case, call, model, images):
+    spoil, error, message = BAD[case]
+    adapter = opentta.adapt(model, "ladder_affine")
+    adapter(images)
+    before = weights(adapter)
+    with pytest.raises(error, match=message):
+        (adapter if call == "adapt" else adapter.predict)(spoil(images))
+    assert same(weights(adapter), before)
+    assert isinstance(error("x"), OpenttaError) and isinstance(error("x"), (ValueError, TypeError))
+
+
+def test_double_and_half_images_are_taken(model, images):
+    adapter = opentta.adapt(model, "tent")
+    expected = adapter.predict(images).logits
+    assert torch.allclose(adapter.predict(images.double()).logits, expected, atol=1e-6)
+    assert torch.allclose(adapter.predict(images.half()).logits, expected, atol=5e-2)
+
+
+def test_a_model_of_any_size_checks_the_patch():
+    adapter = opentta.adapt(tiny_vit(dynamic_img_size=True), "tent")
+    assert adapter(torch.rand(2, 3, 48, 32)).logits.shape == (2, 10)
+    with pytest.raises(ShapeError, match="multiples of 8, got 30x32"):
+        adapter(torch.rand(2, 3, 30, 32))
+
+
+OTHERS = {
+    "method": (lambda m: opentta.adapt(m, "sar"), "another method: 'tent' there and 'sar' here"),
+    "config": (lambda m: opentta.adapt(m, "tent", lr=0.5), "lr is 0.005 there and 0.5 here"),
+    "classes": (lambda m: opentta.adapt(m, "tent", classes=[1, 2]), "another backbone: classes"),
+    "normalization": (
+        lambda m: opentta.adapt(m, "tent", normalization="imagenet"),
+        "another backbone: mean",
+    ),
+    "weights": (lambda m: opentta.adapt(other_weights(m), "tent"), "another backbone: weights"),
+    "depth": (lambda m: opentta.adapt(tiny_vit(depth=4), "tent"), "depth is 5 there and 4 here"),
+}
+
+
+def other_weights(model):
+    with torch.no_grad():
+        model.head.bias += 1
+    return model
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_state_of_another_adapter_is_refused(case, model, images):
+    build, message = OTHERS[case]
+    saved = opentta.adapt(model, "tent")
+    saved(images)
+    state = saved.state_dict()
+    other = build(model)
+    before = weights(other)
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(state)
+    assert same(weights(other), before)
+
+
+def test_a_foreign_or_cut_state_is_refused(model, images):
+    adapter = opentta.adapt(model, "tent")
+    with pytest.raises(StateError, match="no adapter state"):
+        adapter.load_state_dict(model.state_dict())
+    state = adapter.state_dict()
+    del state["model.norm.weight"]
+    with pytest.raises(StateError, match="model.norm.weight"):
+        adapter.load_state_dict(state)
+
+
+def test_a_saved_state_is_a_copy(model):
+    adapter = opentta.adapt(model, "tent")
+    state = adapter.state_dict()
+    kept = {n: t.clone() for n, t in state.items()}
+    run(adapter, batches(2))
+    assert all(torch.equal(state[n], kept[n]) for n in kept)
+
+
+def test_source_data_where_none_is_wanted(model, images):
+    with pytest.raises(SourceDataError, match="tent learns nothing from source data"):
+        opentta.adapt(model, "tent").fit_source([images])

@@ -1,0 +1,96 @@
+"""What only a GPU can show; skipped where there is none."""
+
+import pytest
+import torch
+from checks import same, weights
+from conftest import tiny_vit
+from makers import knobs
+
+import opentta
+from opentta.errors import DeviceError, ImageValueError
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),  # torch's own, once a process
+]
+SYNC_FREE = [m for m in ("source", "tent", "eata", "sar", "ladder_affine") if m in opentta.methods()]
+
+
+def build(method, **fields):
+    lively = getattr(knobs(method), "LIVELY", {})
+    return opentta.adapt(tiny_vit().cuda(), method, **{**lively, **fields})
+
+
+@pytest.fixture
+def batch():
+    return torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(1)).cuda()
+
+
+@pytest.mark.parametrize("method", SYNC_FREE)
+def test_a_step_never_waits_for_the_device(method, batch):
+    adapter = build(method)
+    adapter(batch)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            adapter(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("method", opentta.methods())
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 7.0, -3.0])
+def test_a_bad_image_changes_nothing_and_is_told_later(method, poison, batch):
+    adapter = build(method)
+    if adapter.needs_source:
+        adapter.fit_source([batch])
+    adapter(batch)
+    before = weights(adapter)
+    bad = batch.clone()
+    bad[2, 1, 3, 4] = poison
+    out = adapter(bad)
+    assert torch.isnan(out.logits[2]).all() and out.ood_score[2] == torch.inf
+    assert torch.isfinite(out.logits[[0, 1, 3, 4, 5]]).all()
+    with pytest.raises(ImageValueError, match="1 image"):
+        adapter.check()
+    adapter.check()  # told once
+    assert same(weights(adapter), before)
+
+
+@pytest.mark.parametrize("call", ["predict", "state_dict", "reset"])
+def test_the_fault_is_told_by_the_next_call_that_may_wait(call, batch):
+    adapter = build("tent")
+    adapter(batch * 300)
+    arguments = (batch,) if call == "predict" else ()
+    with pytest.raises(ImageValueError):
+        getattr(adapter, call)(*arguments)
+    getattr(adapter, call)(*arguments)
+
+
+def test_strict_tells_at_once(batch):
+    adapter = build("tent", strict=True)
+    before = weights(adapter)
+    with pytest.raises(ImageValueError, match="0-255"):
+        adapter(batch * 255)
+    assert same(weights(adapter), before)
+
+
+def test_images_on_another_device(batch):
+    with pytest.raises(DeviceError, match="cuda"):
+        build("tent")(batch.cpu())
+
+
+@pytest.mark.parametrize("method", ["tent", "sar", "ladder_affine"])
+def test_bfloat16_changes_little(method, batch):
+    full, low = build(method), build(method, precision="bfloat16")
+    one, other = full(batch), low(batch)
+    assert 0 < (one.logits - other.logits).abs().max() < 0.5
+    assert all(p.dtype == torch.float32 for p in low.params)
+    assert torch.isfinite(low(batch).ood_score).all()
+
+
+def test_a_bfloat16_model_stays_one(batch):
+    adapter = opentta.adapt(tiny_vit().cuda().bfloat16(), "ladder_affine")
+    assert adapter(batch).logits.dtype == torch.bfloat16
+    assert torch.isfinite(adapter(batch).ood_score).all()

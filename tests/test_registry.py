@@ -1,0 +1,69 @@
+"""Methods by name: built-in, of other packages, registered by hand; without torch for the list."""
+
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import EntryPoint
+
+import pytest
+from conftest import tiny_vit
+
+import opentta
+from opentta import registry
+from opentta.errors import ConfigError, UnknownNameError
+
+
+def test_every_built_in_name_is_registered_by_its_module():
+    for name, module in registry.BUILT_IN.items():
+        cls = registry.method(name)
+        assert (cls.name, cls.__module__) == (name, module)
+
+
+def test_the_package_and_the_list_share_one_name():
+    import opentta.methods.tent
+
+    assert opentta.methods.tent.Tent.name == "tent"
+    assert opentta.methods()[:2] == ("source", "tent")
+
+
+def test_a_name_is_taken_once():
+    @opentta.register("mine")
+    class Mine(opentta.Adapter):
+        def step(self, images):
+            return self.answer(images)
+
+    try:
+        assert "mine" in opentta.methods()
+        with pytest.raises(ConfigError, match="already registered"):
+            opentta.register("mine")(type("Other", (Mine,), {}))
+        with pytest.raises(ConfigError, match="built-in"):
+            opentta.register("tent")(type("Other", (Mine,), {}))
+    finally:
+        opentta.unregister("mine")
+    with pytest.raises(UnknownNameError):
+        opentta.adapt(tiny_vit(), "mine")
+
+
+def test_a_method_of_another_package_is_found(monkeypatch, images):
+    entry = EntryPoint("borrowed", "opentta.methods.source:Source", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    assert "borrowed" in opentta.methods()
+    source = registry.method("source")
+    monkeypatch.setattr(source, "name", source.name)
+    try:
+        adapter = opentta.adapt(tiny_vit(), "borrowed")
+        assert adapter(images).logits.shape == (6, 10)
+    finally:
+        registry._registered.pop("borrowed", None)
+
+
+@pytest.mark.parametrize("package", ["opentta", "opentta.report", "opentta.methods"])
+def test_the_list_of_methods_and_the_report_need_no_torch(package):
+    code = f"""
+        import sys
+        for name in ("torch", "torchvision", "timm", "torchmetrics"):
+            sys.modules[name] = None
+        import {package}, opentta
+        assert "ladder_affine" in opentta.methods()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
