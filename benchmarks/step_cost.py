@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import timm
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import opentta
-from opentta.models import wrap
+from opentta.models import Backbone, wrap
 
 MEMORY = 64  # images in the memories of SoTTA, RoTTA and STAMP
 SETTINGS: dict[str, dict[str, Any]] = {  # let every sample pass, so that the whole step is paid
@@ -58,7 +59,8 @@ def predicted(name: str, batch: int, back: dict[str, float]) -> float | None:
 def timed(call: Callable[[], Any], device: str) -> float:
     """Seconds of one call."""
     if device == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()
         call()
         end.record()
@@ -71,23 +73,23 @@ def timed(call: Callable[[], Any], device: str) -> float:
 
 def backward_calls(model: nn.Module, images: Tensor) -> dict[str, Callable[[], Any]]:
     """Forward + backward for each parameter set that a method uses."""
-    sets = {}
+    calls: dict[str, Callable[[], Any]] = {}
     for name in ("norms", "lower", "all"):
         backbone = wrap(model, normalization="half")
-        params: list[nn.Parameter] = {
-            "norms": backbone.norm_parameters,
-            "lower": lambda b=backbone: b.norm_parameters(skip_top=min(3, b.depth - 1), outer=False),
-            "all": lambda b=backbone: list(b.model.parameters()),
-        }[name]()
+        params = list(backbone.model.parameters())
+        if name != "all":
+            skip = {"norms": 0, "lower": min(3, backbone.depth - 1)}[name]
+            params = backbone.norm_parameters(skip_top=skip, outer=name == "norms")
         for param in params:
             param.requires_grad_(True)
+        calls[name] = partial(forward_backward, backbone, params, images)
+    return calls
 
-        def call(backbone: Any = backbone, params: Any = params) -> None:
-            loss = backbone(images).log_softmax(1).square().mean()
-            torch.autograd.grad(loss, params, allow_unused=True)
 
-        sets[name] = call
-    return sets
+def forward_backward(backbone: Backbone, params: list[nn.Parameter], images: Tensor) -> None:
+    """One forward and the backward to ``params``."""
+    loss = backbone(images).log_softmax(1).square().mean()
+    torch.autograd.grad(loss, params, allow_unused=True)
 
 
 def build(name: str, args: argparse.Namespace, model: nn.Module, images: Tensor) -> Any:
@@ -101,7 +103,7 @@ def build(name: str, args: argparse.Namespace, model: nn.Module, images: Tensor)
 
 
 def peak_memory(args: argparse.Namespace, name: str) -> float:
-    """Peak memory of the method alone in MB: allocated on a GPU, resident in a process of its own."""
+    """Peak memory of the method in MB, in a process of its own: allocated (GPU) or resident."""
     command = [sys.executable, __file__, "--device", args.device, "--model", args.model]
     command += ["--batch", str(args.batch), "--methods", name, "--only-memory"]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -156,12 +158,11 @@ def measure(args: argparse.Namespace, model: nn.Module, images: Tensor) -> None:
     calls: dict[str, Callable[[], Any]] = {"forward": forward}
     calls |= {f"back {k}": v for k, v in backward_calls(model, images).items()}
     for name in args.methods:
-        adapter = build(name, args, model, images)
-        calls[name] = lambda adapter=adapter: adapter(images)
+        calls[name] = partial(build(name, args, model, images), images)
     rounds = 30 if args.device == "cuda" and args.rounds == 5 else args.rounds
     ratios: dict[str, list[float]] = {name: [] for name in calls}
     base = []
-    for name, call in calls.items():
+    for call in calls.values():
         timed(call, args.device)
     for _ in range(rounds):
         unit = timed(calls["forward"], args.device)

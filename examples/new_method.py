@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+from torch.nn import Parameter
+
 import opentta
 from opentta.methods.losses import entropy, masked_mean
 from opentta.methods.optim import Sgd
@@ -22,13 +25,13 @@ class SureHalfState:
 class SureHalf(opentta.Adapter):
     Config = SureHalfConfig
 
-    def parameters(self):
+    def parameters(self) -> list[Parameter]:
         return self.backbone.norm_parameters()
 
-    def initial_state(self):
+    def initial_state(self) -> SureHalfState:
         return SureHalfState(Sgd([(self.params, self.config.lr)], momentum=0.9))
 
-    def step(self, images):
+    def step(self, images: Tensor) -> opentta.Prediction:
         logits = self.backbone(images)
         h = entropy(logits)
         sure = h <= h.detach().quantile(self.config.share)

@@ -85,7 +85,9 @@ def test_the_example_method_keeps_every_promise(check, sure_half, images):
 
 def test_the_example_method_is_short():
     lines = (ROOT / "examples" / "new_method.py").read_text().splitlines()
-    code = [line for line in lines if line.strip() and not line.startswith(('"""', "from", "import"))]
+    code = [
+        line for line in lines if line.strip() and not line.startswith(('"""', "from", "import"))
+    ]
     assert len(code) <= 28
 
 

@@ -13,7 +13,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),  # torch's own, once a process
 ]
-SYNC_FREE = [m for m in ("source", "tent", "eata", "sar", "ladder_affine") if m in opentta.methods()]
+SYNC_FREE = [
+    m for m in ("source", "tent", "eata", "sar", "ladder_affine") if m in opentta.methods()
+]
 
 
 def build(method, **fields):

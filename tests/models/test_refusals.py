@@ -69,12 +69,12 @@ def test_norms_without_parameters():
 
 @pytest.mark.parametrize("method", ["sar", "ladder_affine"])
 def test_a_depth_of_at_most_skip_top(method):
-    with pytest.raises(NothingToAdaptError, match="skip_top=3 leaves no block .* 3 blocks"):
+    with pytest.raises(NothingToAdaptError, match=r"skip_top=3 leaves no block .* 3 blocks"):
         opentta.adapt(tiny_vit(depth=3), method)
 
 
 def test_auto_normalization_of_a_model_without_its_own():
-    with pytest.raises(NormalizationError, match="normalization='imagenet'.*half"):
+    with pytest.raises(NormalizationError, match=r"normalization='imagenet'.*half"):
         opentta.adapt(torchvision_vit(), "tent")
 
 
