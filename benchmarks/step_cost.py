@@ -1,8 +1,8 @@
 """What one adapted batch costs, as a multiple of a plain forward of the same model in the same run.
 
-    python benchmarks/step_cost.py                                # CPU, ViT-S/16, batch 32
+    python benchmarks/step_cost.py               # ViT-S/16, batch 32, CPU and, if there is one, GPU
     python benchmarks/step_cost.py --device cuda --model vit_base_patch16_224
-    python benchmarks/step_cost.py --methods sar ladder_affine --memory
+    python benchmarks/step_cost.py --methods sar ladder_affine --no-memory
 
 Beside the measured ratio stands the predicted one: the forwards and backwards that the method's
 equations need, at the backward cost measured here for its parameter set. Rounds interleave the
@@ -126,14 +126,22 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="vit_small_patch16_224")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="left out: every one there is")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (30 on a GPU)")
     parser.add_argument("--warm", type=int, default=2, help="batches before measuring")
     parser.add_argument("--methods", nargs="+", default=list(opentta.methods()))
-    parser.add_argument("--memory", action="store_true", help="also peak memory, a process each")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="time only")
     parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    devices = [args.device] if args.device else ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
+    for device in devices:
+        args.device = device
+        on_device(args)
+
+
+def on_device(args: argparse.Namespace) -> None:
+    """Everything for one device."""
     if args.device == "cpu":
         torch.set_num_threads(os.cpu_count() or 1)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -176,12 +184,16 @@ def measure(args: argparse.Namespace, model: nn.Module, images: Tensor) -> None:
     print(f"plain forward {1000 * statistics.median(base):.1f} ms; backward over forward: ", end="")
     print(", ".join(f"{k} {v:.2f}" for k, v in back.items()))
     print(f"{'method':<15}{'x forward':>10}{'fastest':>9}{'needed':>8}{'over':>7}", end="")
-    print(f"{'peak MB':>10}" if args.memory else "")
+    print(f"{'peak MB':>10}{'x SAR':>8}" if args.memory else "")
+    sar = peak_memory(args, "sar") if args.memory else 1.0
     for name in args.methods:
         cost, fastest = statistics.median(ratios[name]), min(ratios[name])
         need = predicted(name, args.batch, back)
         known = f"{need:>8.2f}{cost / need:>7.2f}" if need else f"{'':>15}"
-        memory = f"{peak_memory(args, name):>10.0f}" if args.memory else ""
+        memory = ""
+        if args.memory:
+            peak = sar if name == "sar" else peak_memory(args, name)
+            memory = f"{peak:>10.0f}{peak / sar:>8.2f}"
         print(f"{name:<15}{cost:>10.2f}{fastest:>9.2f}{known}{memory}", flush=True)
 
 

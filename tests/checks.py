@@ -5,6 +5,7 @@ statistics where it needs any; ``images`` is a batch (6, 3, 32, 32) in [0, 1].
 """
 
 import copy
+import dataclasses
 
 import torch
 
@@ -188,11 +189,36 @@ def check_score_rises_with_uncertainty(make, images):
 def check_nothing_moves_when_no_sample_passes(make, images):
     if make.nothing_passes is None:
         return
-    adapter = make(**make.nothing_passes)
-    before = {n: t for n, t in weights(adapter).items() if not n.startswith("generator")}
-    run(adapter, batches(3))
-    after = {n: t for n, t in weights(adapter).items() if not n.startswith("generator")}
-    assert same(after, before)
+    fresh, moving = make(**make.nothing_passes), make()
+    if not hasattr(moving.state, "memory"):  # a filled memory goes on teaching
+        run(moving, batches(3))  # momentum and averages are under way: they must stop too
+        moving.config = dataclasses.replace(moving.config, **make.nothing_passes)
+    else:
+        moving = fresh
+    for adapter in (fresh, moving):
+        before = {n: t for n, t in weights(adapter).items() if n != "generator"}
+        run(adapter, batches(3))
+        after = {n: t for n, t in weights(adapter).items() if n != "generator"}
+        assert same(after, before)
+
+
+def check_reset_and_resume_after_a_recovery(make, images):
+    """A method that starts itself again is then as it was at the start, and resumes as any."""
+    fields = {f.name for f in dataclasses.fields(make().config)}
+    if "recover_below" not in fields:
+        return
+    adapter, stream = make(recover_below=1.2), batches(10)
+    start = weights(adapter)
+    outs = run(adapter, stream[:6])
+    assert any(o.details["reset"] for o in outs) and not all(o.details["reset"] for o in outs)
+    saved = adapter.state_dict()
+    rest = run(adapter, stream[6:])
+    other = make(recover_below=1.2)
+    other.load_state_dict(saved)
+    assert equal_runs(run(other, stream[6:]), rest)
+    adapter.reset()
+    assert same(weights(adapter), start)
+    assert equal_runs(run(adapter, stream[:6]), outs)
 
 
 CHECKS = [f for n, f in sorted(globals().items()) if n.startswith("check_")]

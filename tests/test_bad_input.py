@@ -7,6 +7,7 @@ from conftest import tiny_vit
 
 import opentta
 from opentta.errors import (
+    DeviceError,
     DtypeError,
     ImageValueError,
     OpenttaError,
@@ -30,6 +31,7 @@ BAD = {
     "empty": (lambda x: x[:0], ShapeError, "empty batch"),
     "uint8": (lambda x: (x * 255).to(torch.uint8), DtypeError, "images.float.* / 255"),
     "not a tensor": (lambda x: x.numpy(), DtypeError, "torch.Tensor, got ndarray"),
+    "device": (lambda x: x.to("meta"), DeviceError, "model lies on cpu, the images on meta"),
     "0-255": (lambda x: x * 255, ImageValueError, "divide by 255"),
     "normalised": (lambda x: (x - 0.5) / 0.25, ImageValueError, "leave Normalize out"),
     "overshoot": (lambda x: with_pixel(x, 1.03), ImageValueError, r"image 3 of 6 \(1 in all\)"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Union, cast
 
 import tyro
-from tyro.conf import Positional, Suppress, subcommand
+from tyro.conf import Positional, subcommand
 
 from opentta.errors import OpenttaError
 
@@ -151,7 +151,44 @@ class Data:
         return self.command.run()
 
 
-COMMANDS: tuple[tuple[str, type[Command]], ...] = (("data", Data),)
+@dataclass(frozen=True)
+class Methods:
+    """List the methods: what each does, what it needs, and how to cite it.
+
+    A method that needs source data says so: call adapter.fit_source(loader) before it runs.
+    """
+
+    names: Positional[tuple[str, ...]] = ()
+    """Methods to show. Left out: all."""
+
+    bibtex: bool = False
+    """Print the BibTeX entries instead, ready to paste."""
+
+    def run(self) -> int:
+        """Print one table, or the entries."""
+        from opentta import registry
+
+        console = _console()
+        classes = [registry.method(name) for name in self.names or registry.methods()]
+        if self.bibtex:
+            entries = dict.fromkeys(cls.bibtex for cls in classes if cls.bibtex)
+            console.print("\n\n".join(entries), **_PLAIN)
+            return 0
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.ASCII2)
+        table.add_column("method", no_wrap=True)
+        table.add_column("source data", no_wrap=True)
+        table.add_column("what it does", overflow="fold")
+        for cls in classes:
+            idea = (cls.__doc__ or "").strip().splitlines()[:1]
+            table.add_row(cls.name, "yes" if cls.needs_source else "-", "".join(idea))
+        console.print(table)
+        return 0
+
+
+COMMANDS: tuple[tuple[str, type[Command]], ...] = (("data", Data), ("methods", Methods))
 """Name and class of every subcommand; a new one is one more line."""
 
 
@@ -174,8 +211,6 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True
 
 def _parse(args: Sequence[str] | None) -> Command:
     choices: list[Any] = [Annotated[kind, subcommand(name)] for name, kind in COMMANDS]
-    if len(choices) == 1:  # a union of one would not be a choice, and its name would vanish
-        choices.append(Annotated[None, Suppress])
     return cast(
         Command,
         tyro.cli(
