@@ -1,35 +1,12 @@
 """Shared material: a tiny ViT that is confident enough to adapt, images, and the real backbone."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from material import SIZE, shared_data, tiny_vit
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
-
-CLASSES = 10
-SIZE = 32
-
-
-def tiny_vit(**changes):
-    """Five blocks, 48 dims: the smallest thing with three blocks to skip and two to adapt."""
-    settings = dict(
-        img_size=SIZE, patch_size=8, embed_dim=48, depth=5, num_heads=3, num_classes=CLASSES
-    )
-    torch.manual_seed(0)
-    model = VisionTransformer(**{**settings, **changes}).eval()
-    with torch.no_grad():  # spread the predictions: some samples sure, some not
-        for block in model.blocks:
-            block.attn.qkv.weight.mul_(4)
-            block.attn.proj.weight.mul_(6)
-            block.mlp.fc1.weight.mul_(4)
-            block.mlp.fc2.weight.mul_(6)
-        if isinstance(model.head, torch.nn.Linear):
-            model.head.weight.normal_(std=0.35)
-    model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-    return model
 
 
 @pytest.fixture
@@ -40,11 +17,6 @@ def model():
 @pytest.fixture
 def images():
     return torch.rand(6, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
-
-
-def shared_data() -> Path:
-    """Where the real material lies: OPENTTA_DATA, else the folder beside the repository."""
-    return Path(os.environ.get("OPENTTA_DATA", Path(__file__).parents[2] / "shared"))
 
 
 @pytest.fixture(scope="session")

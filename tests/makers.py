@@ -3,7 +3,7 @@
 import importlib
 
 import torch
-from conftest import tiny_vit
+from material import tiny_vit
 
 import opentta
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checks import batches, run, same, weights
-from conftest import tiny_vit
+from material import tiny_vit
 
 import opentta
 from opentta.errors import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checks import CHECKS
-from conftest import tiny_vit
+from material import tiny_vit
 
 import opentta
 

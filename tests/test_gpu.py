@@ -3,8 +3,8 @@
 import pytest
 import torch
 from checks import same, weights
-from conftest import tiny_vit
 from makers import knobs
+from material import tiny_vit
 
 import opentta
 from opentta.errors import DeviceError, ImageValueError

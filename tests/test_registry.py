@@ -6,7 +6,7 @@ import textwrap
 from importlib.metadata import EntryPoint
 
 import pytest
-from conftest import tiny_vit
+from material import tiny_vit
 
 import opentta
 from opentta import registry

@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from conftest import tiny_vit
+from material import tiny_vit
 from models_under_test import hugging_face_vit, torchvision_vit
 
 import opentta

@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from conftest import tiny_vit
+from material import tiny_vit
 from models_under_test import torchvision_vit
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 
@@ -97,6 +97,22 @@ def test_mistyped_names_get_a_hint(model):
 def test_wrong_field_types(model, field, value):
     with pytest.raises(ConfigError, match=f"tent.{field}: expected"):
         opentta.adapt(model, "tent", **{field: value})
+
+
+@pytest.mark.parametrize(
+    "method, field, value",
+    [
+        ("tent", "lr", -0.1),
+        ("tent", "momentum", 1.0),
+        ("sar", "average", 1.5),
+        ("sar", "rho", -1.0),
+        ("ladder_affine", "lr_affine", float("nan")),
+        ("ladder_affine", "alpha", 2.0),
+    ],
+)
+def test_values_out_of_range(model, method, field, value):
+    with pytest.raises(ConfigError, match=rf"{method}\.{field}: expected .*, got"):
+        opentta.adapt(model, method, **{field: value})
 
 
 @pytest.mark.parametrize("classes", [[], [1, 1], [-1], [10]])

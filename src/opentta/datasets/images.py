@@ -1,0 +1,127 @@
+"""From a file to pixels: RGB uint8 as torchvision's default loader gives it, or a clear error."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from opentta.errors import DataError, UnreadableImageError
+
+Pixels = npt.NDArray[np.uint8]  # (H, W, 3) unless a docstring says otherwise
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Endings (any case) that make a file an image; the same list as torchvision's ImageFolder."""
+
+SMALLEST_SIDE = 2
+"""An image with a side of one pixel carries no picture: it is a placeholder or a tracking dot."""
+
+_DECODER_ERRORS = (  # what Pillow's decoders are known to raise on damaged files
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def read_rgb(path: Path) -> Pixels:
+    """The image in a file as uint8 (H, W, 3).
+
+    Greyscale, palette, CMYK and 16-bit files become RGB by Pillow's ``convert("RGB")``, which
+    is what torchvision's default loader does. A file that is missing, empty, truncated, no
+    image, or one pixel wide or high raises ``UnreadableImageError`` with its path.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "grey.png"
+        >>> Image.new("L", (4, 3), 7).save(file)
+        >>> read_rgb(file).shape
+        (3, 4, 3)
+    """
+    try:
+        with path.open("rb") as file, Image.open(file) as image:
+            _check_size(image, path)
+            if image.mode == "P":
+                # A per-colour alpha table cannot survive the conversion to RGB; without this
+                # Pillow drops it too, with a warning that a reader of a dataset cannot act on.
+                image.info.pop("transparency", None)
+            return np.array(image.convert("RGB"))
+    except UnreadableImageError:
+        raise
+    except _DECODER_ERRORS as error:
+        raise UnreadableImageError(_message(path, error)) from error
+
+
+def check_header(path: Path) -> None:
+    """Raise ``UnreadableImageError`` unless the file begins like an image of a usable size.
+
+    About ten times quicker than ``read_rgb``, and blind to damage behind the header.
+    """
+    try:
+        with path.open("rb") as file, Image.open(file) as image:
+            _check_size(image, path)
+    except UnreadableImageError:
+        raise
+    except _DECODER_ERRORS as error:
+        raise UnreadableImageError(_message(path, error)) from error
+
+
+def list_images(root: Path) -> tuple[str, ...]:
+    """Image files below ``root`` as posix paths relative to it, in ImageFolder's order.
+
+    Folders come sorted by name, files sorted inside them. Hidden files are left out: archives
+    made on some systems carry a ``._name.jpg`` beside every ``name.jpg``.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"expected a folder of images, but {root} "
+            f"{'is a file' if root.exists() else 'does not exist'}; check the path"
+        )
+    return tuple(_walk(root, PurePosixPath()))
+
+
+def _walk(folder: Path, prefix: PurePosixPath) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+    for entry in visible:
+        if entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
+            yield str(prefix / entry.name)
+    for entry in visible:
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), prefix / entry.name)
+
+
+def _check_size(image: Image.Image, path: Path) -> None:
+    width, height = image.size
+    if min(width, height) < SMALLEST_SIDE:
+        raise UnreadableImageError(
+            f"{path}: expected a picture of at least {SMALLEST_SIDE} pixels a side, got "
+            f'{width}x{height}; remove the file, or skip it with on_error="skip"'
+        )
+
+
+def _message(path: Path, error: Exception) -> str:
+    reason: str
+    if not path.exists():
+        reason = "no such file"
+    elif path.stat().st_size == 0:
+        reason = "the file is empty"
+    else:
+        reason = str(error) or type(error).__name__
+    return (
+        f"{path}: cannot be read as an image ({reason}); "
+        f'fetch the file again, or skip it with on_error="skip"'
+    )

@@ -1,0 +1,117 @@
+"""Image sets by list: OpenOOD's ``path label`` lines, and VisDA-2021, which is published so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from opentta.datasets.sets import FileReader, ImageSet, at_least_one
+from opentta.datasets.wnids import imagenet_wnids
+from opentta.errors import DataError
+from opentta.types import UNKNOWN
+
+VISDA_LISTS = ("imagenet_c_r_o_filelist.txt", "imagenet_c_and_r.txt", "imagenet_c_r.txt")
+"""Lists that hold VisDA-2021's ImageNet-C and -R part, in the order they are looked for."""
+
+
+def read_list(path: Path | str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Paths and labels of an OpenOOD image list: one ``path label`` a line, blank lines skipped.
+
+    The label is the last word of a line, so a path may contain spaces.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "list.txt"
+        >>> _ = file.write_text("a/1.jpg 3\\nb/my cat.jpg -1\\n")
+        >>> read_list(file)
+        (('a/1.jpg', 'b/my cat.jpg'), (3, -1))
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"expected an image list, but {path} is not a file; check the path")
+    keys: list[str] = []
+    labels: list[int] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        words = line.strip().rsplit(maxsplit=1)
+        try:
+            key, label = words[0], int(words[1])
+        except (IndexError, ValueError):
+            raise DataError(
+                f"{path}, line {number}: expected a path and an integer label with a space "
+                f"between them, got {line.strip()!r}; correct the line"
+            ) from None
+        keys.append(key)
+        labels.append(label)
+    return tuple(keys), tuple(labels)
+
+
+def image_list(list_file: Path | str, root: Path | str, name: str = "") -> ImageSet:
+    """Known images by list; paths are relative to ``root``, negative labels are UNKNOWN.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "mine.txt"
+        >>> _ = file.write_text("a.jpg 3\\n")
+        >>> image_list(file, "images").labels.tolist()
+        [3]
+    """
+    keys, numbers = read_list(list_file)
+    labels = np.array(numbers, dtype=np.int64)
+    labels[labels < 0] = UNKNOWN
+    images = ImageSet(name or Path(list_file).stem, FileReader(Path(root)), keys, labels)
+    return at_least_one(images, f"lines in {list_file}")
+
+
+def ood_list(list_file: Path | str, root: Path | str, name: str = "") -> ImageSet:
+    """Unknown images by list: whatever the labels say, every one becomes ``UNKNOWN``.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "far.txt"
+        >>> _ = file.write_text("a.jpg 3\\n")
+        >>> ood_list(file, "images").labels.tolist()
+        [-1]
+    """
+    return image_list(list_file, root, name).as_ood()
+
+
+def visda2021(root: Path | str, list_file: Path | str | None = None) -> ImageSet:
+    """VisDA-2021's ImageNet-C and -R images: ImageNet-1k labels, one stream, no corruption axis.
+
+    ``root`` holds ``val_data/`` and ``val_filelists/``. In a list, ``<root>`` stands for that
+    folder. Lines labelled 1000 or more are unknown classes (ImageNet-O, ObjectNet): they are
+    left out here, because the paper puts its own OOD sets in their place.
+
+    Example:
+        >>> import tempfile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> (root / "val_filelists").mkdir()
+        >>> lines = "<root>/val_data/a.JPEG 7\\n<root>/val_data/o.JPEG 1000\\n"
+        >>> _ = (root / "val_filelists" / "imagenet_c_and_r.txt").write_text(lines)
+        >>> visda2021(root).keys
+        ('val_data/a.JPEG',)
+    """
+    root = Path(root)
+    chosen = Path(list_file) if list_file is not None else _visda_list(root)
+    images = image_list(chosen, root, "visda-2021")
+    keys = tuple(key.replace("<root>/", "").removeprefix("./") for key in images.keys)
+    known = (images.labels >= 0) & (images.labels < len(imagenet_wnids()))
+    images = replace(images, keys=keys, kind="visda").subset(np.flatnonzero(known))
+    return at_least_one(images, f"lines with a label below 1000 in {chosen}")
+
+
+def _visda_list(root: Path) -> Path:
+    folder = root / "val_filelists"
+    for name in VISDA_LISTS:
+        if (folder / name).is_file():
+            return folder / name
+    there = sorted(p.name for p in folder.glob("*.txt")) if folder.is_dir() else []
+    raise DataError(
+        f"expected one of the lists {', '.join(VISDA_LISTS)} in {folder}, found "
+        f"{', '.join(there) or 'none'}; copy val_filelists/ from the project page of VisDA-2021, "
+        "or pass list_file="
+    )

@@ -1,0 +1,237 @@
+"""ID and OOD samples as one seeded stream of batches, the same for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count as count_up
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opentta.datasets.cache import cached
+from opentta.datasets.loader import Decoded, PixelSource, Prepared, Samples, as_floats, decode
+from opentta.datasets.orders import Draw, arrange
+from opentta.datasets.parts import Part, compose
+from opentta.datasets.sets import ImageSet, Source
+from opentta.datasets.spec import StreamSpec
+from opentta.errors import ConfigError, DataError, UnreadableImageError
+from opentta.types import Batch
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of a stream, its number, and whether the model starts afresh before it."""
+
+    number: int  # counts the batches as planned; resume with steps(start=number + 1)
+    reset: bool
+    batch: Batch
+
+
+class Stream:
+    """Batches of ID and OOD images that depend on the spec and the data, never on the reader.
+
+    ``id`` and ``ood`` are sources with the names that the spec gives them. Iterating yields
+    ``Batch``; ``steps`` adds the batch number and the resets that the protocol asks for.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from opentta.datasets.folders import image_folder, ood_folder
+        >>> from opentta.datasets.spec import Share
+        >>> root = Path(tempfile.mkdtemp())
+        >>> for name in ("id/cat", "id/dog", "ood"):
+        ...     (root / name).mkdir(parents=True)
+        ...     Image.new("RGB", (8, 8)).save(root / name / "1.png")
+        >>> spec = StreamSpec(Share("pets"), (Share("far"),), batch_size=2)
+        >>> pets, far = image_folder(root / "id", "pets"), ood_folder(root / "ood", "far")
+        >>> [tuple(batch.images.shape) for batch in Stream(spec, pets, [far])]
+        [(2, 3, 224, 224), (1, 3, 224, 224)]
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        id: Source,
+        ood: Sequence[Source] = (),
+        *,
+        workers: int = 0,
+        cache: Path | str | None = None,
+        start_method: str | None = None,
+    ) -> None:
+        given = [source.name for source in (id, *ood)]
+        named = [share.name for share in (spec.id, *spec.ood)]
+        if given != named:
+            raise ConfigError(
+                f"expected the sources that the spec names ({', '.join(named)}), in that order, "
+                f"got {', '.join(given)}; the spec is stored with the result, so it must be true"
+            )
+        corrupted = any(segment.corruptions for segment in spec.segments)
+        if corrupted and not id.follows_corruption:
+            raise ConfigError(
+                f"expected an ID set that can be corrupted, but {id.name} is the same under every "
+                "corruption; wrap it in OnTheFly(...), or leave the segments clean"
+            )
+        if workers < 0:
+            raise ConfigError(f"expected workers >= 0 (0: no extra process), got {workers}")
+        self.spec = spec
+        self.workers = workers
+        self.cache = cache
+        self.start_method = start_method
+        self.unreadable: dict[int, str] = {}  # index -> message, of every sample left out so far
+        self._sources = (id, *ood)
+        self._parts: dict[int, Part] = {}
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Names of the sets: the ID set first, then the OOD sets."""
+        return tuple(source.name for source in self._sources)
+
+    @property
+    def class_indices(self) -> tuple[int, ...] | None:
+        """ImageNet indices of the classes, for a set that has only some of them (R, A)."""
+        return self._part(0).sets[0].class_indices
+
+    def __len__(self) -> int:
+        """Batches of the whole stream."""
+        if self.spec.passes is None:
+            raise ConfigError("a stream with passes=None never ends, so it has no length")
+        a_pass = sum(self._batches_in(i) for i in range(len(self.spec.segments)))
+        return a_pass * self.spec.passes
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches()
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """The batches from number ``start`` on: the identical rest of the stream."""
+        return (step.batch for step in self.steps(start))
+
+    def steps(self, start: int = 0) -> Iterator[Step]:
+        """The batches from number ``start`` on, numbered, with the resets of the protocol.
+
+        A batch of which no image could be read is left out; its number is left out with it.
+        """
+        if start < 0:
+            raise ConfigError(f"expected the number of a batch to start from, got {start}")
+        everywhere = range(len(self.spec.segments))
+        if self.spec.drop_last and not any(self._batches_in(i) for i in everywhere):
+            raise ConfigError(
+                f"expected at least one whole batch of {self.spec.batch_size}, but drop_last "
+                "leaves none; take a smaller batch_size, or keep the last batch"
+            )
+        number = 0
+        reset = False
+        before: tuple[str, ...] | None = None  # corruptions of the segment that went by
+        visits: dict[str, int] = {}
+        for segment_number in self._walk():
+            segment = self.spec.segments[segment_number]
+            visit = visits.get(segment.corruption, 0)
+            visits[segment.corruption] = visit + 1
+            fresh = self.spec.reset == "corruption" and segment.corruptions != before
+            before = segment.corruptions
+            size = self._batches_in(segment_number)
+            if start >= number + size:
+                number += size
+                continue
+            skip = max(start - number, 0)
+            number += skip
+            reset = reset or (fresh and skip == 0)
+            for batch in self._segment(segment_number, visit, skip):
+                if batch is not None:
+                    yield Step(number, reset, batch)
+                    reset = False
+                number += 1
+
+    def origin(self, index: Tensor) -> list[str]:
+        """Name of the set that each sample came from; ``index`` is a batch's, (B,)."""
+        return [self.origins[part.origins[i]] for part, i in self._locate(index)]
+
+    def domain(self, index: Tensor) -> list[str]:
+        """``corruption/severity`` of each sample, or ``clean``, also in a mixed segment; (B,)."""
+        return [part.domains[part.set_numbers[i]] for part, i in self._locate(index)]
+
+    def counts(self) -> dict[str, int]:
+        """Images of each set in the first segment, as found on disk."""
+        numbers = np.bincount(self._part(0).origins, minlength=len(self.origins))
+        return dict(zip(self.origins, numbers.tolist(), strict=True))
+
+    def describe(self) -> dict[str, Any]:
+        """What to store with a result: the spec, the counts, and what could not be read."""
+        return {
+            "spec": self.spec.to_dict(),
+            "counts": self.counts(),
+            "unreadable": len(self.unreadable),
+            "unreadable_files": sorted(set(self.unreadable.values())),
+        }
+
+    def _walk(self) -> Iterator[int]:
+        passes = count_up() if self.spec.passes is None else range(self.spec.passes)
+        return (i for _ in passes for i in range(len(self.spec.segments)))
+
+    def _batches_in(self, segment_number: int) -> int:
+        samples, size = len(self._part(segment_number)), self.spec.batch_size
+        return samples // size if self.spec.drop_last else -(-samples // size)
+
+    def _segment(self, segment_number: int, visit: int, skip: int) -> Iterator[Batch | None]:
+        """The batches of one visit to a segment, from the ``skip``-th on; None: all unreadable."""
+        spec, part = self.spec, self._part(segment_number)
+        segment = spec.segments[segment_number]
+        draw = Draw(spec.seed, segment.corruption, "+".join(self.origins[1:]), visit)
+        order = arrange(part.labels, part.origins, spec.order, draw)
+        plan = [
+            order[i * spec.batch_size : (i + 1) * spec.batch_size]
+            for i in range(skip, self._batches_in(segment_number))
+        ]
+        samples = Samples([self._pixels(images) for images in part.sets], spec.preset.size)
+        offset = self._offset(segment_number)
+        for decoded in decode(samples, plan, self.workers, self.start_method):
+            self._note(decoded, offset)
+            if len(decoded.kept) == 0:
+                yield None
+                continue
+            yield Batch(
+                images=as_floats(decoded.pixels),  # (B, 3, S, S)
+                labels=torch.from_numpy(part.labels[decoded.kept]),
+                index=torch.from_numpy(decoded.kept + offset),
+                domain=segment.domain,
+            )
+
+    def _note(self, decoded: Decoded, offset: int) -> None:
+        for index, message in decoded.unreadable:
+            if self.spec.on_error == "raise":
+                raise UnreadableImageError(message)
+            self.unreadable[index + offset] = message
+
+    def _pixels(self, images: ImageSet) -> PixelSource:
+        prepared = Prepared(images, self.spec.preset.geometry(images.kind))
+        if self.cache is None:
+            return prepared
+        return cached(prepared, self.cache, self.workers, self.start_method)
+
+    def _offset(self, segment_number: int) -> int:
+        """Place of a segment's first sample in the stream's list of samples."""
+        return sum(len(self._part(i)) for i in range(segment_number))
+
+    def _locate(self, index: Tensor) -> Iterator[tuple[Part, int]]:
+        for place in index.tolist():
+            for number in range(len(self.spec.segments)):
+                part = self._part(number)
+                if place < len(part):
+                    yield part, place
+                    break
+                place -= len(part)
+            else:
+                raise DataError(
+                    f"expected an index below {self._offset(len(self.spec.segments))}, the number "
+                    f"of samples of this stream, got {place}; was it another stream's batch?"
+                )
+
+    def _part(self, segment_number: int) -> Part:
+        if segment_number not in self._parts:
+            self._parts[segment_number] = compose(
+                self.spec, self.spec.segments[segment_number], self._sources
+            )
+        return self._parts[segment_number]
