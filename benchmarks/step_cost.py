@@ -30,7 +30,7 @@ MEMORY = 64  # images in the memories of SoTTA, RoTTA and STAMP
 SETTINGS: dict[str, dict[str, Any]] = {  # let every sample pass, so that the whole step is paid
     "sar": {"margin": 2.0},
     "eata": {"margin": 2.0, "redundancy": 2.0},
-    "sotta": {"confidence": 0.0},
+    "sotta": {"threshold": 0.0},
     "stamp": {"margin": 2.0},
     "ladder_affine": {"margin": 0.9, "ood_margin": 0.9},
 }

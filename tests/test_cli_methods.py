@@ -31,4 +31,4 @@ def test_it_prints_an_entry_a_paper(capsys):
 def test_a_mistyped_method_gets_a_hint(capsys):
     status, _, err = typed(capsys, "methods", "tnet")
     assert status == 2
-    assert err.startswith("error: unknown method 'tnet': did you mean 'tent'?")
+    assert err.startswith("error: unknown method 'tnet': did you mean 'tent'")

@@ -1,15 +1,24 @@
 """Configs: frozen dataclasses whose every field is checked by name and by type."""
 
 import dataclasses
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from opentta.errors import ConfigError, unknown
 
 Config = TypeVar("Config")
+
+LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {  # a name means one thing everywhere
+    "lr": (lambda v: 0 <= v < float("inf"), "a rate of at least 0"),
+    "momentum": (lambda v: 0 <= v < 1, "a momentum in [0, 1)"),
+    "average": (lambda v: 0 <= v <= 1, "a weight of the past in [0, 1]"),
+    "rho": (lambda v: 0 <= v < float("inf"), "a radius of at least 0"),
+    "alpha": (lambda v: 0 <= v <= 1, "a share in [0, 1]"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,20 @@ def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> 
             raise unknown(f"field of {what}", name, sorted(known))
     hints = typing.get_type_hints(kind)
     values = {name: _cast(value, hints[name], f"{what}.{name}") for name, value in fields.items()}
+    for name, value in values.items():
+        limit = LIMITS.get("lr" if name.startswith("lr_") else name)
+        if limit is not None and isinstance(value, float) and not limit[0](value):
+            raise ConfigError(f"{what}.{name}: expected {limit[1]}, got {value}")
     return kind(**values)
+
+
+def check_range(method: str, config: object, low: float, high: float, *fields: str) -> None:
+    """Raise for the first of ``fields`` whose value is not between ``low`` and ``high``."""
+    for field in fields:
+        value = getattr(config, field)
+        if not low <= value <= high:
+            span = f"at least {low}" if math.isinf(high) else f"{low} to {high}"
+            raise ConfigError(f"{method}.{field}: expected a value of {span}, got {value!r}")
 
 
 def _cast(value: Any, hint: Any, where: str) -> Any:

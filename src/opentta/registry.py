@@ -12,7 +12,16 @@ ENTRY_POINT_GROUP = "opentta.methods"
 BUILT_IN = {  # name -> module that registers it; in the order in which they are listed
     "source": "opentta.methods.source",
     "tent": "opentta.methods.tent",
+    "eata": "opentta.methods.eata",
+    "cotta": "opentta.methods.cotta",
+    "rotta": "opentta.methods.rotta",
+    "sotta": "opentta.methods.sotta",
     "sar": "opentta.methods.sar",
+    "ostta": "opentta.methods.ostta",
+    "unient": "opentta.methods.unient",
+    "unient_plus": "opentta.methods.unient",
+    "owttt": "opentta.methods.owttt",
+    "stamp": "opentta.methods.stamp",
     "ladder_affine": "opentta.methods.ladder_affine",
 }
 

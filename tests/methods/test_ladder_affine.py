@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 from checks import batches, run, same, weights
-from conftest import tiny_vit
 from knobs.ladder_affine import LIVELY
+from material import tiny_vit
 from torch.nn import functional
 
 import opentta
@@ -225,7 +225,9 @@ ROWS = {"none": ("off", "off"), "aan": ("pooled", "off"), "hln": ("off", "dense"
 @pytest.mark.parametrize("row", ROWS)
 def test_ablation_rows(row, model, images):
     affine, ladder = ROWS[row]
-    adapter = opentta.adapt(model, "ladder_affine", **{**LIVELY, "affine": affine, "ladder": ladder})
+    adapter = opentta.adapt(
+        model, "ladder_affine", **{**LIVELY, "affine": affine, "ladder": ladder}
+    )
     before = weights(adapter)
     outs = run(adapter, batches(3))
     assert not same(weights(adapter), before)

@@ -49,7 +49,7 @@ class Adapter(ABC):
     name: ClassVar[str] = ""  # given by @register
     version: ClassVar[int] = 1  # raised when a change of the code changes results
     Config: ClassVar[type] = NoConfig
-    needs_source: ClassVar[bool] = False  # wants fit_source before it can run
+    needs_source: bool = False  # wants fit_source before it can run; may depend on the config
     synchronises: ClassVar[bool] = False  # reads values back to the host in step
     bibtex: ClassVar[str] = ""
 
@@ -119,7 +119,7 @@ class Adapter(ABC):
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             images, bad = self._screen(images)
             skip = bad is not None and self.synchronises and bool(bad.any())
-            out = self.answer(images) if skip else self.step(images)
+            out = self._answered(images) if skip else self.step(images)
         return _finished(out, bad)
 
     @final
@@ -128,10 +128,8 @@ class Adapter(ABC):
         self.check()
         check_form(images, self.backbone)
         check_values(images)
-        state = self.generator.get_state()
         with torch.no_grad(), self._precision():
-            out = self.answer(images)
-        self.generator.set_state(state)
+            out = self._answered(images)
         return _finished(out, None)
 
     @final
@@ -155,9 +153,14 @@ class Adapter(ABC):
     @final
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
+        now = {name: t.detach().clone() for name, t in flatten(self).items()}
         with torch.inference_mode(False), torch.enable_grad():
-            learned = self.fit(_images_of(loader, self.backbone))
-        self.source = {name: value.detach().clone() for name, value in learned.items()}
+            restore(self, self._snapshot.initial)  # source data is for the source model
+            try:
+                learned = self.fit(_images_of(loader, self.backbone))
+            finally:
+                restore(self, now)
+        self.source = {name: value.detach().clone().contiguous() for name, value in learned.items()}
 
     @final
     def check(self) -> None:
@@ -196,6 +199,13 @@ class Adapter(ABC):
         return params
 
     # Ceremony -----------------------------------------------------------------------------
+
+    def _answered(self, images: Tensor) -> Prediction:
+        """The answer as of now, with no draw spent on it."""
+        state = self.generator.get_state()
+        out = self.answer(images)
+        self.generator.set_state(state)
+        return out
 
     def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """CPU: raise before anything changes. GPU: blank bad images and remember, on the device."""

@@ -15,6 +15,16 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(dim=1)
 
 
+def energy(logits: Tensor) -> Tensor:
+    """-logsumexp: (B, C) -> (B,); higher = more out-of-distribution.
+
+    Example:
+        >>> energy(torch.zeros(1, 4))
+        tensor([-1.3863])
+    """
+    return -logits.float().logsumexp(dim=1)
+
+
 def probability_entropy(p: Tensor) -> Tensor:
     """H(p) of probabilities that are no softmax of known logits (a mixture, a mean): (..., C)."""
     return -(p * p.clamp_min(1e-12).log()).sum(dim=-1)

@@ -59,7 +59,7 @@ class Snapshot:
 
     def export(self, adapter: Adapter) -> dict[str, Tensor]:
         """The adapter's state as a flat dict of str -> tensor, each a copy."""
-        flat = {name: t.detach().clone() for name, t in flatten(adapter).items()}
+        flat = {name: t.detach().clone().contiguous() for name, t in flatten(adapter).items()}
         flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
         flat["generator"] = adapter.generator.get_state()
         words = json.dumps(self._identity(adapter), sort_keys=True).encode()
@@ -82,11 +82,12 @@ class Snapshot:
                 )
         self._check_tensors(adapter, state)
         restore(adapter, {n: t for n, t in state.items() if not n.startswith("source.")})
-        adapter.source = {
+        source = {
             n.removeprefix("source."): t.to(adapter.backbone.device).clone()
             for n, t in state.items()
             if n.startswith("source.")
         }
+        adapter.source = source or adapter.source  # one saved before fit_source takes nothing away
         adapter.generator.set_state(state["generator"].cpu())
 
     def _check_tensors(self, adapter: Adapter, state: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,148 @@
+"""CoTTA: continual test-time adaptation with an averaged teacher and stochastic restoring.
+
+Wang et al., CVPR 2022, https://arxiv.org/abs/2203.13591. Symbols as there. Three
+forwards, one backward a batch; 32 forwards instead of one where the teacher averages views.
+
+Departures from the authors' code:
+- Defaults are those of the paper reproduced here: Adam at 1e-4, restore 0.0005, augment_below
+  0.05. The authors' ImageNet run: ``optimizer="sgd", lr=0.01, restore=0.001, augment_below=0.1``.
+- Teacher and source model run without gradients (there, their graphs are built and thrown away),
+  and share with the student what no step changes. The teacher averages the parameters that move;
+  the others (class token, positions) equal the student's.
+- The plain teacher's forward is left out where the views' mean takes its place.
+- Masks and views are drawn on the model's device, from the adapter's own generator.
+- Fused projections named ``in_proj_weight`` (torchvision) move too: they are the Linear layers
+  that timm calls ``qkv.weight``.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from opentta.config import check_range
+from opentta.methods.base import Adapter
+from opentta.methods.losses import entropy
+from opentta.methods.optim import Adam, Sgd, assign
+from opentta.methods.teacher import WeightCopy
+from opentta.methods.views import chunks, draw_strong, strong
+from opentta.models.backbone import Backbone
+from opentta.registry import register
+from opentta.types import Prediction
+
+MOVING = {"weight", "bias", "in_proj_weight", "in_proj_bias"}
+
+
+@dataclass(frozen=True)
+class CottaConfig:
+    """Paper symbols on the right; every field changes behaviour, and a test says how."""
+
+    lr: float = 1e-4
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.9  # Adam's beta1 with optimizer="adam"
+    nesterov: bool = True  # with optimizer="sgd"
+    teacher_keep: float = 0.999  # alpha: weight of the past in the teacher
+    restore: float = 0.0005  # p: share of the weights put back each batch
+    augment_below: float = 0.05  # p_th: mean confidence under which views are averaged
+    views: int = 32  # N, where views are averaged
+    symmetric: bool = True  # their ImageNet loss; False: the paper's cross-entropy to the teacher
+
+
+@dataclass
+class CottaState:
+    """What CoTTA remembers between batches."""
+
+    optimizer: Adam | Sgd
+    teacher: WeightCopy
+
+
+@register("cotta")
+class Cotta(Adapter):
+    """Learn from a slow average of oneself, and forget a little back towards the source."""
+
+    Config = CottaConfig
+    config: CottaConfig
+    state: CottaState
+    synchronises = True
+    bibtex = """@inproceedings{wang2022continual,
+  title = {Continual Test-Time Domain Adaptation},
+  author = {Wang, Qin and Fink, Olga and Van Gool, Luc and Dai, Dengxin},
+  booktitle = {Conference on Computer Vision and Pattern Recognition},
+  year = {2022}
+}"""
+
+    @classmethod
+    def resolve(cls, config: CottaConfig, backbone: Backbone) -> CottaConfig:
+        """Refuse shares outside [0, 1] and a mean over no view."""
+        check_range(cls.name, config, 0, 1, "teacher_keep", "restore", "augment_below")
+        check_range(cls.name, config, 1, math.inf, "views")
+        return config
+
+    def build(self) -> None:
+        """The source model, kept as it was."""
+        self.anchor = WeightCopy(self.backbone, list(self.parameters()))
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Weights and biases of all Linear, convolution and norm layers; no token, no position."""
+        owned = (m.named_parameters(recurse=False) for m in self.backbone.model.modules())
+        moving = [p for params in owned for name, p in params if name in MOVING]
+        return {id(p): p for p in moving}.values()  # a shared weight once
+
+    def initial_state(self) -> CottaState:
+        """Optimiser moments at zero; the teacher is the source model."""
+        c = self.config
+        optimizer: Adam | Sgd = Adam(self.params, c.lr, beta1=c.momentum)
+        if c.optimizer == "sgd":
+            groups = [(self.params, c.lr)]
+            optimizer = Sgd(groups, momentum=c.momentum, nesterov=c.nesterov)
+        return CottaState(optimizer, WeightCopy(self.backbone, self.params))
+
+    def answer(self, images: Tensor) -> Prediction:
+        """The teacher's logits, averaged over views where the source model is unsure."""
+        confidence = self.anchor(images).float().softmax(dim=1).amax(dim=1).mean()
+        unsure = confidence < self.config.augment_below
+        logits = self._mean_of_views(images) if bool(unsure) else self.state.teacher(images)
+        return Prediction(logits, entropy(logits), {"confidence": confidence, "augmented": unsure})
+
+    def step(self, images: Tensor) -> Prediction:
+        """Answer, follow the teacher, move the teacher, restore: in this order."""
+        c, state = self.config, self.state
+        out = self.answer(images)
+        grads = self.gradients(self._loss(self.backbone(images), out.logits), self.params)
+        state.optimizer.step(grads)
+        state.teacher.follow(self.params, c.teacher_keep)
+        self._restore()
+        return out
+
+    def _loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Mean cross-entropy between two (B, C) of logits; the teacher has no gradient."""
+        log_s, log_t = (t.float().log_softmax(dim=1) for t in (student, teacher))
+        towards = -(log_t.exp() * log_s).sum(dim=1)
+        if not self.config.symmetric:
+            return towards.mean()
+        return (0.5 * towards - 0.5 * (log_s.exp() * log_t).sum(dim=1)).mean()
+
+    @torch.no_grad()
+    def _mean_of_views(self, images: Tensor) -> Tensor:
+        """Mean over views of the teacher's logits: (B, 3, H, W) -> (B, C)."""
+        views, chunk = draw_strong(self.config.views, self.generator), self.execution.view_chunk
+        together = max(1, chunk // len(images))
+        total = torch.zeros((), device=images.device)
+        for start in range(0, len(views), together):
+            group = views[start : start + together]
+            made = torch.cat([strong(images, view, self.generator) for view in group])
+            logits = torch.cat([self.state.teacher(made[s]) for s in chunks(len(made), chunk)])
+            total = total + logits.float().view(len(group), len(images), -1).sum(dim=0)  # (B, C)
+        return total / len(views)
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Each weight goes back to its source value with probability p."""
+        if not self.config.restore:
+            return
+        for param, source in zip(self.params, self.anchor.weights.values(), strict=True):
+            drawn = torch.rand(param.shape, generator=self.generator, device=param.device)
+            assign([param], [torch.where(drawn < self.config.restore, source, param)], None)

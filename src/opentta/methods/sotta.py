@@ -1,0 +1,130 @@
+"""SoTTA: screening-out test-time adaptation, for streams with samples of no interest.
+
+Gong et al., NeurIPS 2023, https://arxiv.org/abs/2310.10074. One forward a batch, and two forwards
+and two backwards on at most ``capacity`` remembered images.
+
+Departures from the authors' code:
+- The whole batch is predicted, then filed; there, each image is forwarded on its own first.
+  An update comes after every batch; ``update_every=64`` is theirs.
+- The final norm stays as it is. There, a normalisation layer in front shifts the names by which
+  the top layers are left out, and the final norm of a Vision Transformer moves against the
+  intention; ``final_norm=True`` restores that.
+- The entropy is summed over classes; ``class_mean=True`` is their older release, which divides
+  it by C (it matters to SGD, hardly to Adam).
+- A step takes the whole memory at once; there, 64 images, whatever its capacity.
+- An empty memory means no update. BatchNorm momentum has no counterpart in a ViT.
+- The rate is that of the paper reproduced here; the authors' is ``lr=1e-3``.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from opentta.config import check_range
+from opentta.methods.base import Adapter
+from opentta.methods.memory import Hus, portions
+from opentta.methods.optim import Adam, Sgd
+from opentta.methods.sam import perturbed
+from opentta.models.backbone import Backbone
+from opentta.registry import register
+from opentta.types import Prediction
+
+
+@dataclass(frozen=True)
+class SottaConfig:
+    """Paper symbols on the right; every field changes behaviour, and a test says how."""
+
+    lr: float = 0.005
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.9  # Adam's beta1 with optimizer="adam"
+    rho: float = 0.05  # radius of the ascent step
+    threshold: float = 0.33  # C_0: confidence from which a sample is remembered
+    capacity: int = 64  # N, images in the memory
+    update_every: int = 0  # samples between two updates; 0: one after each batch
+    class_mean: bool = False  # divide the loss by C
+    skip_top: int = 3  # blocks at the output that stay as they are
+    skip_blocks: tuple[int, ...] = ()  # further blocks, by index
+    final_norm: bool = False  # adapt the final norm too
+
+
+@dataclass
+class SottaState:
+    """What SoTTA remembers between batches."""
+
+    optimizer: Adam | Sgd
+    memory: Hus
+    seen: Tensor  # (), samples since the last update; on the host
+
+
+@register("sotta")
+class Sotta(Adapter):
+    """Entropy minimisation towards flat minima, on confident samples of all classes alike."""
+
+    Config = SottaConfig
+    config: SottaConfig
+    state: SottaState
+    synchronises = True
+    bibtex = """@inproceedings{gong2023sotta,
+  title = {{SoTTA}: Robust Test-Time Adaptation on Noisy Data Streams},
+  author = {Gong, Taesik and Kim, Yewon and Lee, Taeckyung and Chottananurak, Sorn and
+            Lee, Sung-Ju},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2023}
+}"""
+
+    @classmethod
+    def resolve(cls, config: SottaConfig, backbone: Backbone) -> SottaConfig:
+        """Refuse a memory of nothing and a confidence that no probability has."""
+        check_range(cls.name, config, 1, math.inf, "capacity")
+        check_range(cls.name, config, 0, math.inf, "update_every")
+        check_range(cls.name, config, 0, 1, "threshold")
+        return config
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The norm layers below the top blocks."""
+        c = self.config
+        return self.backbone.norm_parameters(
+            skip_top=c.skip_top, skip_blocks=c.skip_blocks, outer=c.final_norm
+        )
+
+    def initial_state(self) -> SottaState:
+        """Moments at zero, an empty memory."""
+        c = self.config
+        optimizer: Adam | Sgd = Adam(self.params, c.lr, beta1=c.momentum)
+        if c.optimizer == "sgd":
+            optimizer = Sgd([(self.params, c.lr)], momentum=c.momentum)
+        seen = torch.zeros((), dtype=torch.int64)
+        return SottaState(optimizer, Hus(c.capacity, self.generator), seen)
+
+    def step(self, images: Tensor) -> Prediction:
+        """Predict with the current weights, remember the confident, learn from the memory."""
+        c, state = self.config, self.state
+        state.memory.check_size(images)
+        with torch.no_grad():
+            out = self.answer(images)
+        confidence, labels = out.logits.float().softmax(dim=1).max(dim=1)
+        sure = confidence >= c.threshold
+        for part, due in portions(int(state.seen), len(images), c.update_every):
+            state.memory.add(images[part][sure[part]], labels[part][sure[part]])
+            if due and len(state.memory):
+                self._update(state.memory.images)
+        if c.update_every:
+            state.seen.add_(len(images)).remainder_(c.update_every)
+        return Prediction(out.logits, out.ood_score, {"remembered": sure})
+
+    def _update(self, images: Tensor) -> None:
+        """One sharpness-aware step on the remembered images."""
+        grads = self.gradients(self._loss(images), self.params)
+        with perturbed(self.params, grads, self.config.rho):
+            grads = self.gradients(self._loss(images), self.params)
+        self.state.optimizer.step(grads)
+
+    def _loss(self, images: Tensor) -> Tensor:
+        """Mean entropy, with the authors' guard inside the logarithm."""
+        p = self.backbone(images).float().softmax(dim=1)
+        h: Tensor = -(p * (p + 1e-6).log()).sum(dim=1)
+        return h.mean() / (p.shape[1] if self.config.class_mean else 1)

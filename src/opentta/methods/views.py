@@ -1,0 +1,187 @@
+"""Augmented views of a batch, made on its device with a generator handed in.
+
+Two kinds: the strong chain of CoTTA and RoTTA (one draw a view, shared by the batch) and STAMP's
+crops (one draw an image). Images are in [0, 1] before and after. How many images are made or
+forwarded at a time changes no draw.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torchvision.transforms import functional as colour
+
+BLUR = 2  # radius of the blur's kernel, in pixels
+NOISE = 0.005  # standard deviation of the added noise
+
+
+@dataclass(frozen=True)
+class StrongView:
+    """The parameters of one view of the strong chain."""
+
+    order: tuple[int, ...]  # of the five colour changes
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    gamma: float
+    angle: float  # degrees
+    shift: tuple[float, float]  # x and y, in units of the largest shift
+    scale: float
+    sigma: float  # of the blur
+    flip: bool
+
+
+def draw_strong(count: int, generator: torch.Generator) -> list[StrongView]:
+    """Parameters of ``count`` views; one read from the device."""
+    drawn = torch.rand(count, 16, generator=generator, device=generator.device).tolist()
+    return [_strong_view(row) for row in drawn]
+
+
+def _strong_view(u: list[float]) -> StrongView:
+    """Sixteen uniform draws in [0, 1) as the parameters of a view."""
+    return StrongView(
+        order=tuple(sorted(range(5), key=lambda i: u[i])),
+        brightness=_between(0.6, 1.4, u[5]),
+        contrast=_between(0.7, 1.3, u[6]),
+        saturation=_between(0.5, 1.5, u[7]),
+        hue=_between(-0.06, 0.06, u[8]),
+        gamma=_between(0.7, 1.3, u[9]),
+        angle=_between(-15.0, 15.0, u[10]),
+        shift=(_between(-1.0, 1.0, u[11]), _between(-1.0, 1.0, u[12])),
+        scale=_between(0.9, 1.1, u[13]),
+        sigma=_between(0.001, 0.5, u[14]),
+        flip=u[15] < 0.5,
+    )
+
+
+def _between(low: float, high: float, u: float) -> float:
+    return low + (high - low) * u
+
+
+@torch.no_grad()
+def strong(images: Tensor, view: StrongView, generator: torch.Generator) -> Tensor:
+    """One view of ``images`` (B, 3, H, W): colours, place, blur, flip, noise."""
+    with torch.autocast(images.device.type, enabled=False):  # pixels stay exact
+        x = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+        x = recolour(x.clamp(0, 1), view)
+        x = blur(move(x, view, margin=BLUR), view.sigma)
+        x = x.flip(-1) if view.flip else x
+        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        return (x + NOISE * noise).clamp_(0, 1)
+
+
+def recolour(x: Tensor, view: StrongView) -> Tensor:
+    """The five colour changes, in the view's order: (B, 3, H, W) in [0, 1]."""
+    changes: list[Callable[[Tensor], Tensor]] = [
+        lambda x: colour.adjust_brightness(x, view.brightness),
+        lambda x: colour.adjust_contrast(x, view.contrast),
+        lambda x: colour.adjust_saturation(x, view.saturation),
+        lambda x: turn_hue(x, view.hue),
+        lambda x: colour.adjust_gamma(x.clamp(1e-8, 1.0), view.gamma),
+    ]
+    for index in view.order:
+        x = changes[index](x)
+    return x
+
+
+def turn_hue(x: Tensor, share: float) -> Tensor:
+    """Turn the hue by a share of the circle, keeping value and chroma: (B, 3, H, W) in [0, 1]."""
+    red, green, blue = x.unbind(dim=1)
+    value, chroma = x.amax(dim=1), x.amax(dim=1) - x.amin(dim=1)
+    unit = torch.where(chroma > 0, chroma, 1.0)  # grey has no hue: 0 / 1
+    low = torch.where(value == green, 2 + (blue - red) / unit, 4 + (red - green) / unit)
+    hue = torch.where(value == red, (green - blue) / unit, low) + 6 * share  # in sixths
+    channels = []
+    for offset in (5, 3, 1):  # red, green, blue: how far the hue is from each
+        k = (hue + offset) % 6
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
+
+
+def move(x: Tensor, view: StrongView, margin: int) -> Tensor:
+    """Rotate, shift and scale about the centre: (B, 3, H, W) -> (B, 3, H + 2 margin, W + 2 margin).
+
+    Pixels from outside take the nearest edge's value, as if the image had been padded with its
+    edges by half its side; so the largest shift is a sixteenth of that padded side.
+    """
+    height, width = x.shape[-2:]
+    cos, sin = math.cos(math.radians(view.angle)), math.sin(math.radians(view.angle))
+    shift_x, shift_y = (
+        round(share * (side + 2 * (side // 2)) / 16)
+        for share, side in zip(view.shift, (width, height), strict=True)
+    )
+    across = torch.arange(width + 2 * margin, device=x.device, dtype=x.dtype)
+    down = torch.arange(height + 2 * margin, device=x.device, dtype=x.dtype)
+    across = across - (len(across) - 1) / 2 - shift_x  # from the centre, in pixels
+    down = (down - (len(down) - 1) / 2 - shift_y)[:, None]
+    from_x = (cos * across + sin * down) / view.scale  # (H + 2m, W + 2m)
+    from_y = (cos * down - sin * across) / view.scale
+    grid = torch.stack([2 * from_x / width, 2 * from_y / height], dim=-1)
+    return functional.grid_sample(
+        x, grid.expand(len(x), -1, -1, -1), padding_mode="border", align_corners=False
+    )
+
+
+def blur(x: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur without padding: (B, 3, H + 2 BLUR, W + 2 BLUR) -> (B, 3, H, W)."""
+    taps = {d: math.exp(-0.5 * (d / sigma) ** 2) for d in range(-BLUR, BLUR + 1)}
+    seen = {d: tap / sum(taps.values()) for d, tap in taps.items() if tap > 1e-9}
+    for axis in (-1, -2):  # shifted copies: on a CPU many times as fast as a convolution
+        side = x.shape[axis] - 2 * BLUR
+        shifted = (x.narrow(axis, BLUR + d, side) * weight for d, weight in seen.items())
+        x = functools.reduce(torch.Tensor.add_, shifted)
+    return x
+
+
+class Crops:
+    """``views`` crops of each of B images, cut when asked for: ``crops[a:b]`` of all views * B.
+
+    View 0 is the images themselves; the others are cut at random out of the image padded with
+    ``fill`` (1, 3, 1, 1) by ``padding`` pixels, then flipped with probability ``flip``.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        views: int,
+        *,
+        padding: int,
+        flip: float,
+        fill: Tensor,
+        generator: torch.Generator,
+    ) -> None:
+        batch, channels, height, width = images.shape
+        padded = fill.to(images.dtype).expand(
+            batch, channels, height + 2 * padding, width + 2 * padding
+        )
+        padded = padded.clone()
+        padded[:, :, padding : padding + height, padding : padding + width] = images
+        # Every place where a crop may start, without copying: (B, 3, 2p + 1, 2p + 1, H, W)
+        self._windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        new, device = (views - 1) * batch, images.device
+        as_is = torch.full((batch, 2), padding, device=device)
+        corners = torch.randint(2 * padding + 1, (new, 2), generator=generator, device=device)
+        self._corners = torch.cat([as_is, corners])  # (V B, 2): top, left
+        mirrored = torch.rand(new, generator=generator, device=device) < flip
+        self._flip = torch.cat([mirrored.new_zeros(batch), mirrored])  # (V B,)
+
+    def __len__(self) -> int:
+        return len(self._flip)
+
+    def __getitem__(self, part: slice) -> Tensor:
+        """Those crops, counted view by view: (n, 3, H, W)."""
+        top, left = self._corners[part].unbind(dim=1)
+        image = torch.arange(len(self), device=top.device)[part] % len(self._windows)
+        cut = self._windows[image, :, top, left]  # (n, 3, H, W)
+        return torch.where(self._flip[part][:, None, None, None], cut.flip(-1), cut)
+
+
+def chunks(total: int, size: int) -> Iterator[slice]:
+    """0..total in slices of at most ``size``."""
+    for start in range(0, total, size):
+        yield slice(start, min(total, start + size))
