@@ -6,8 +6,9 @@
 
 Beside the measured ratio stands the needed one: the forwards and backwards of the method's
 equations, with a full memory of 64 where it has one, at the backward cost measured here for its
-parameter set; making views is not counted. Rounds interleave the methods, and each ratio is taken
-inside its round, so that other load on the machine falls on all.
+parameter set; making views is not counted. Rounds interleave the methods. A ratio is the fastest
+call against the fastest plain forward, because other load only ever adds time; the median of the
+ratios inside each round stands beside it.
 """
 
 import argparse
@@ -178,35 +179,33 @@ def measure(args: argparse.Namespace, model: nn.Module, images: Tensor) -> None:
     for name in args.methods:
         calls[name] = partial(build(name, args, model, images), images)
     rounds = 30 if args.device == "cuda" and args.rounds == 5 else args.rounds
-    ratios: dict[str, list[float]] = {name: [] for name in calls}
-    base = []
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         timed(call, args.device)
     for _ in range(rounds):
-        unit = timed(calls["forward"], args.device)
-        base.append(unit)
         for name, call in calls.items():
-            if name != "forward":
-                ratios[name].append(timed(call, args.device) / unit)
-    back = {k: statistics.median(ratios[f"back {k}"]) - 1 for k in ("norms", "lower", "all")}
+            seconds[name].append(timed(call, args.device))
+    unit = min(seconds["forward"])
+    back = {k: min(seconds[f"back {k}"]) / unit - 1 for k in ("norms", "lower", "all")}
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"{os.cpu_count()} CPU cores"
     print(f"{args.model}, batch {args.batch}, fp32, {where}, torch {torch.__version__}")
-    print(f"plain forward {1000 * statistics.median(base):.1f} ms; backward over forward: ", end="")
+    print(f"plain forward {1000 * unit:.1f} ms; backward over forward: ", end="")
     print(", ".join(f"{k} {v:.2f}" for k, v in back.items()))
-    print(f"{'method':<15}{'x forward':>10}{'fastest':>9}{'needed':>8}{'over':>7}", end="")
+    print(f"{'method':<15}{'x forward':>10}{'median':>9}{'needed':>8}{'over':>7}", end="")
     print(f"{'peak MB':>10}{'x SAR':>8}" if args.memory else "")
     sar = peak_memory(args, "sar") if args.memory else 1.0
     for name in args.methods:
-        # RoTTA learns from every other batch: its middle value would be one or the other.
-        middle = statistics.mean if name == "rotta" else statistics.median
-        cost, fastest = middle(ratios[name]), min(ratios[name])
+        ratios = [s / f for s, f in zip(seconds[name], seconds["forward"], strict=True)]
+        cost, middle = min(seconds[name]) / unit, statistics.median(ratios)
+        if name == "rotta":  # learns from every other batch: half of each
+            cost = statistics.mean(sorted(seconds[name])[:: max(rounds - 1, 1)]) / unit
         need = predicted(name, args.batch, back)
         known = f"{need:>8.2f}{cost / need:>7.2f}" if need else f"{'':>15}"
         memory = ""
         if args.memory:
             peak = sar if name == "sar" else peak_memory(args, name)
             memory = f"{peak:>10.0f}{peak / sar:>8.2f}"
-        print(f"{name:<15}{cost:>10.2f}{fastest:>9.2f}{known}{memory}", flush=True)
+        print(f"{name:<15}{cost:>10.2f}{middle:>9.2f}{known}{memory}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,192 @@
+"""The meter: it watches predictions go by, and knows at the end what they were worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opentta.errors import ConfigError, ShapeError
+from opentta.metrics.measures import Array, accuracy, hscore, ranked
+from opentta.metrics.samples import Samples
+from opentta.metrics.summary import summarize
+from opentta.types import UNKNOWN, Prediction
+
+Names = str | Sequence[str]
+GRID = "ood_score_by_alpha"
+
+
+@dataclass
+class _Waiting:
+    """Batches whose tensors still lie on their device."""
+
+    columns: dict[str, list[Tensor]] = field(default_factory=dict)
+    resets: dict[int, Tensor] = field(default_factory=dict)  # step -> 0-dim bool
+
+    def add(self, name: str, column: Tensor) -> None:
+        self.columns.setdefault(name, []).append(column)
+
+
+class Meter:
+    """Accumulates a stream's predictions and labels, and measures them.
+
+    Tensors stay where they are and are brought over together, every ``every`` batches: a step on
+    a GPU is not held up by the meter. Labels outside 0 .. C - 1 are OOD.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.1, 0.0]])
+        >>> prediction = Prediction(logits, ood_score=torch.tensor([0.4, 0.6, 0.7]))
+        >>> meter = Meter()
+        >>> meter.update(prediction, torch.tensor([0, 0, -1]), torch.arange(3), "fog/5")
+        >>> meter.running()
+        {'acc': 0.5, 'auroc': 1.0, 'h': 0.6666666666666666}
+        >>> meter.samples().predicted.tolist()
+        [0, 1, 0]
+        >>> meter.summary()["oscr"]
+        0.5
+    """
+
+    def __init__(self, *, every: int = 32) -> None:
+        if every < 1:
+            raise ConfigError(f"expected to look every 1 or more batches, got every={every}")
+        self.every = every
+        self._waiting = _Waiting()
+        self._parts: dict[str, list[Array]] = {}
+        self._domains: dict[str, int] = {}
+        self._origins: dict[str, int] = {}
+        self._resets: list[int] = []
+        self._steps = 0
+        self._running = {"acc": math.nan, "auroc": math.nan, "h": math.nan}
+        self._due = 1  # step at which the running values are computed next
+
+    def update(
+        self,
+        prediction: Prediction,
+        labels: Tensor,
+        index: Tensor,
+        domain: Names,
+        origin: Names | None = None,
+        *,
+        step: int | None = None,
+    ) -> None:
+        """Note one batch of B samples.
+
+        ``labels`` and ``index`` are the batch's, (B,). ``domain`` is its name, or B names where
+        samples differ; ``origin`` likewise names the set a sample came from. ``step`` is the
+        number of the batch; counted when left out.
+        """
+        logits, size = prediction.logits.detach(), len(prediction.logits)
+        score = prediction.ood_score.detach()
+        for name, column in (("ood_score", score), ("labels", labels), ("index", index)):
+            if column.shape != (size,):
+                raise ShapeError(
+                    f"expected {name} of shape ({size},), as the logits have {size} rows, got "
+                    f"{tuple(column.shape)}"
+                )
+        if bool(self._origins) != (origin is not None) and self._steps:
+            raise ConfigError("expected an origin with every batch or with none; pass it always")
+        number = self._steps if step is None else step
+        places = {"step": np.full(size, number), "domain": _places(domain, size, self._domains)}
+        if origin is not None:
+            places["origin"] = _places(origin, size, self._origins)
+        # from here on nothing can be refused: a batch is noted whole or not at all
+        known = (labels >= 0) & (labels < logits.shape[1])
+        broken = logits.isnan().any(dim=1)
+        logits = logits.float()
+        notes = self._waiting
+        notes.add("label", torch.where(known, labels, UNKNOWN))
+        notes.add("index", index.clone())
+        notes.add("predicted", torch.where(broken, UNKNOWN, prediction.labels))
+        notes.add("ood_score", score.clone())  # a captured graph writes its outputs again
+        notes.add("confidence", (logits.amax(dim=1) - logits.logsumexp(dim=1)).exp())
+        grid = prediction.details.get(GRID)
+        if grid is not None:
+            notes.add("score_grid", grid.detach().clone())  # (B, 11)
+        if "reset" in prediction.details:
+            notes.resets[number] = prediction.details["reset"].detach().any()
+        for name, numbers in places.items():
+            self._note(name, numbers)
+        self._steps += 1
+        if self._steps % self.every == 0:
+            self._fetch()
+
+    def running(self) -> dict[str, float]:
+        """ACC, AUROC and H so far, averaged over domains, for a progress bar.
+
+        Computed anew at most every ``every`` batches, and less often as the stream grows, so that
+        the cost of a whole stream stays that of a few sorts.
+        """
+        if self._steps >= self._due:
+            samples = self.samples()
+            domains = [samples.take(samples.domain == i) for i in np.unique(samples.domain)]
+            acc = [accuracy(part.label, part.predicted) for part in domains]
+            auc = [_auroc(part) for part in domains]
+            h = [hscore(a, b) for a, b in zip(acc, auc, strict=True)]
+            means = [math.fsum(column) / len(column) for column in (acc, auc, h)]
+            self._running = dict(zip(("acc", "auroc", "h"), means, strict=True))
+            self._due = self._steps + max(self.every, self._steps // 8)
+        return dict(self._running)
+
+    def samples(self) -> Samples:
+        """Everything seen so far, as arrays."""
+        self._fetch()
+        columns = {name: _join(parts) for name, parts in self._parts.items()}
+        columns["resets"] = np.array(self._resets, dtype=np.int64)
+        for name in ("index", "label", "predicted", "step", "domain"):
+            columns.setdefault(name, np.zeros(0, np.int64))
+        for name in ("ood_score", "confidence"):
+            columns.setdefault(name, np.zeros(0, np.float32))
+        if "score_grid" in columns and len(columns["score_grid"]) != len(columns["index"]):
+            raise ShapeError(f"expected {GRID} with every prediction or with none; some lacked it")
+        return Samples(**columns, domains=tuple(self._domains), origins=tuple(self._origins))
+
+    def summary(self, *, groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+        """All measures, as ``opentta.metrics.summarize`` gives them."""
+        return summarize(self.samples(), groups=groups)
+
+    def _note(self, name: str, column: Array) -> None:
+        self._parts.setdefault(name, []).append(column)
+
+    def _fetch(self) -> None:
+        """Bring the waiting tensors over: one transfer a column, however many batches."""
+        for name, columns in self._waiting.columns.items():
+            home = columns[0].device
+            joined = torch.cat([column.to(home) for column in columns])
+            if joined.is_floating_point() and joined.dtype != torch.float64:
+                joined = joined.float()  # numpy knows no bfloat16
+            self._note(name, joined.cpu().numpy())
+        flags = self._waiting.resets
+        if flags:
+            happened = torch.stack(list(flags.values())).cpu().tolist()
+            self._resets += [step for step, reset in zip(flags, happened, strict=True) if reset]
+        self._waiting = _Waiting()
+
+
+def _places(names: Names, size: int, known: dict[str, int]) -> Array:
+    """The number of each name, in the order in which names first appeared: (B,)."""
+    listed = [names] * size if isinstance(names, str) else list(names)
+    if len(listed) != size:
+        raise ShapeError(f"expected one name or {size}, one a sample, got {len(listed)}")
+    return np.array([known.setdefault(name, len(known)) for name in listed], dtype=np.int64)
+
+
+def _join(parts: list[Array]) -> Array:
+    if len(parts) > 1:  # joined once: the next look copies only what came since
+        parts[:] = [np.concatenate(parts)]
+    return parts[0]
+
+
+def _auroc(samples: Samples) -> float:
+    """AUROC by torchmetrics, an implementation apart from the one behind the summary."""
+    from torchmetrics.functional.classification import binary_auroc  # seconds: only when looked at
+
+    if samples.known.all() or not samples.known.any():
+        return math.nan
+    levels, place = np.unique(ranked(samples.ood_score), return_inverse=True)
+    shares = torch.from_numpy(place / len(levels))  # in [0, 1], or it would apply a sigmoid
+    return float(binary_auroc(shares, torch.from_numpy(~samples.known).long(), validate_args=False))
