@@ -150,13 +150,18 @@ class _ScaleShift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, gamma, beta = ctx.saved_tensors
-        g_y = (grad * y).sum_to_size(gamma.shape)
+        # Attention hands its gradient back with heads outermost. Results are laid out as y is,
+        # which is what the projection behind wants: no copy in between, one buffer for both.
+        buffer = torch.empty_like(y)
+        g_y = torch.mul(grad, y, out=buffer).sum_to_size(gamma.shape)
+        if g_y is buffer:  # a scale for every token: nothing was summed
+            buffer = torch.empty_like(y)
         g_beta = grad.sum_to_size(beta.shape)
         dead = torch.where(gamma < 0, -1e-6, 1e-6).to(
             gamma
         )  # a channel scaled to nothing: no 0 / 0
         g_gamma = (g_y - beta * g_beta) / torch.where(gamma.abs() < 1e-6, dead, gamma)
-        return grad * gamma, g_gamma, g_beta
+        return torch.mul(grad, gamma, out=buffer), g_gamma, g_beta
 
 
 def scale_shift(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
