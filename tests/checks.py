@@ -121,6 +121,12 @@ def check_works_under_no_grad_and_inference_mode(make, images):
     with torch.inference_mode():
         assert equal_runs(run(inference, batches(3)), expected)
     assert same(weights(inference), weights(plain))
+    with torch.inference_mode():  # saving, loading, resetting and fitting there must not poison it
+        late = make()
+        late.load_state_dict(inference.state_dict())
+        inference.reset()
+    assert equal_runs(run(late, batches(2, seed=8)), run(plain, batches(2, seed=8)))
+    assert equal_runs(run(inference, batches(3)), expected)
 
 
 def check_a_batch_of_one(make, images):

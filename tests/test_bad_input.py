@@ -76,8 +76,16 @@ OTHERS = {
         "another backbone: mean",
     ),
     "weights": (lambda m: opentta.adapt(other_weights(m), "tent"), "another backbone: weights"),
+    "seed": (lambda m: opentta.adapt(m, "tent", seed=1), "another seed: 0 there and 1 here"),
+    "heads": (lambda m: opentta.adapt(one_head(m), "tent"), "heads is 3 there and 1 here"),
     "depth": (lambda m: opentta.adapt(tiny_vit(depth=4), "tent"), "depth is 5 there and 4 here"),
 }
+
+
+def one_head(model):
+    other = tiny_vit(num_heads=1)
+    other.load_state_dict(model.state_dict())
+    return other
 
 
 def other_weights(model):
@@ -107,6 +115,25 @@ def test_a_foreign_or_cut_state_is_refused(model, images):
     del state["model.norm.weight"]
     with pytest.raises(StateError, match=r"model\.norm\.weight"):
         adapter.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda s: {**s, "generator": s["generator"][:16]}, "another kind of device"),
+        (lambda s: {**s, "identity": s["identity"][:-4]}, "identity cannot be read"),
+        (lambda s: {**s, "identity": torch.tensor([91, 93]).byte()}, "another format"),
+        (lambda s: {**s, "model.norm.bias": s["model.norm.bias"].half()}, r"torch\.float16"),
+        (lambda s: {**s, "stray": torch.zeros(1)}, r"entries of something else.*stray"),
+    ],
+)
+def test_a_damaged_state_changes_nothing(spoil, message, model, images):
+    saved, other = opentta.adapt(model, "tent"), opentta.adapt(model, "tent")
+    saved(images)
+    before = weights(other)
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(spoil(saved.state_dict()))
+    assert same(weights(other), before)
 
 
 def test_a_saved_state_is_a_copy(model):

@@ -60,6 +60,7 @@ def test_check_looks_for_the_sets_that_were_named(capsys, root):
     [
         (("data", "check", "nowhere"), "nowhere"),
         (("data", "check", ".", "--datasets", "sum"), "did you mean 'sun'"),
+        (("data", "check", ".", "--severity", "9"), "1 to 5"),
         (("data", "corrupt", ".", "out", "--corruption", "fogg"), "did you mean 'fog'"),
         (("data", "corrupt", ".", "out", "--corruption", "fog", "--severity", "6"), "1 to 5"),
     ],
@@ -88,7 +89,7 @@ def test_corrupt_writes_a_tree_and_says_what_it_did(capsys, root, tmp_path):
     )  # fmt: skip
     assert status == 0
     assert "fog/3: 2 written" in out and "contrast/3: 2 written" in out
-    assert "skipped images/2.jpg" in out
+    assert "  skipped images/2.jpg: cannot be read as an image (the file is empty)\n" in out
     made = sorted(
         p.relative_to(tmp_path / "SUN-C").as_posix() for p in tmp_path.rglob("SUN-C/*/*/*/*.jpg")
     )

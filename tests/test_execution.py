@@ -14,7 +14,12 @@ def test_options_are_no_config_fields(model):
 
 
 @pytest.mark.parametrize(
-    "option, message", [({"precision": "int4"}, "one of 'full'"), ({"view_chunk": 0.5}, "int")]
+    "option, message",
+    [
+        ({"precision": "int4"}, "one of 'full'"),
+        ({"view_chunk": 0.5}, "int"),
+        ({"view_chunk": 0}, "at least 1"),
+    ],
 )
 def test_options_are_checked(model, option, message):
     with pytest.raises(ConfigError, match=f"execution.*{message}"):

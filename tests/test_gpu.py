@@ -30,7 +30,10 @@ def batch():
 
 @pytest.mark.parametrize("method", SYNC_FREE)
 def test_a_step_never_waits_for_the_device(method, batch):
-    adapter = build(method)
+    never_waits(build(method), batch)
+
+
+def never_waits(adapter, batch):
     adapter(batch)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -39,6 +42,21 @@ def test_a_step_never_waits_for_the_device(method, batch):
             adapter(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+VARIANTS = (
+    {"affine": "token"},
+    {"update": "joint"},
+    {"predict_from": "post", "ladder": "channelwise"},
+    {"sim_on": "all_blocks", "sim_scale": "reliable", "entropy_scale": "sum"},
+    {"affine": "off", "ladder": "off"},
+    {"classes": [1, 4, 7]},
+)
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_no_variant_of_the_papers_method_waits(fields, batch):
+    never_waits(build("ladder_affine", **fields), batch)
 
 
 @pytest.mark.parametrize("method", opentta.methods())
@@ -54,6 +72,7 @@ def test_a_bad_image_changes_nothing_and_is_told_later(method, poison, batch):
     out = adapter(bad)
     assert torch.isnan(out.logits[2]).all() and out.ood_score[2] == torch.inf
     assert torch.isfinite(out.logits[[0, 1, 3, 4, 5]]).all()
+    assert out.labels[2] == opentta.UNKNOWN
     with pytest.raises(ImageValueError, match="1 image"):
         adapter.check()
     adapter.check()  # told once

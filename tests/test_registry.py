@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -10,7 +11,7 @@ from material import tiny_vit
 
 import opentta
 from opentta import registry
-from opentta.errors import ConfigError, UnknownNameError
+from opentta.errors import ConfigError, DtypeError, StateError, UnknownNameError
 
 
 def test_every_built_in_name_is_registered_by_its_module():
@@ -36,6 +37,10 @@ def test_a_name_is_taken_once():
         assert "mine" in opentta.methods()
         with pytest.raises(ConfigError, match="already registered"):
             opentta.register("mine")(type("Other", (Mine,), {}))
+        with pytest.raises(ConfigError, match="expected a name"):
+            opentta.register(Mine)
+        with pytest.raises(ConfigError, match="has no step"):
+            opentta.register("other")(dict)
         with pytest.raises(ConfigError, match="built-in"):
             opentta.register("tent")(type("Other", (Mine,), {}))
     finally:
@@ -48,11 +53,11 @@ def test_a_method_of_another_package_is_found(monkeypatch, images):
     entry = EntryPoint("borrowed", "opentta.methods.source:Source", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     assert "borrowed" in opentta.methods()
-    source = registry.method("source")
-    monkeypatch.setattr(source, "name", source.name)
     try:
         adapter = opentta.adapt(tiny_vit(), "borrowed")
         assert adapter(images).logits.shape == (6, 10)
+        assert adapter.name == "borrowed"
+        assert opentta.adapt(tiny_vit(), "source").name == "source"  # keeps its own
     finally:
         registry._registered.pop("borrowed", None)
 
@@ -67,3 +72,41 @@ def test_the_list_of_methods_and_the_report_need_no_torch(package):
         assert "ladder_affine" in opentta.methods()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_a_state_of_numbers_is_refused_with_the_rule(images):
+    @dataclass
+    class Counter:
+        seen: int = 0
+
+    @opentta.register("counter")
+    class Counting(opentta.Adapter):
+        def initial_state(self):
+            return Counter()
+
+        def step(self, images):
+            return self.backbone(images)
+
+    try:
+        with pytest.raises(StateError, match=r"Counter\.seen is int: .* must be a tensor"):
+            opentta.adapt(tiny_vit(), "counter")
+        Counting.initial_state = opentta.Adapter.initial_state
+        with pytest.raises(DtypeError, match="step must return a Prediction, got Tensor"):
+            opentta.adapt(tiny_vit(), "counter")(images)
+    finally:
+        opentta.unregister("counter")
+
+
+def test_a_users_script_type_checks(tmp_path):
+    """opentta.methods is a package and a function; both must have a type."""
+    script = tmp_path / "user.py"
+    script.write_text(
+        "import torch\nimport opentta\nfrom opentta.methods.losses import entropy\n"
+        "names: tuple[str, ...] = opentta.methods()\n"
+        "def serve(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:\n"
+        "    prediction: opentta.Prediction = opentta.adapt(model, names[0])(images)\n"
+        "    return entropy(prediction.logits)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout

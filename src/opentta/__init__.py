@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from opentta.datasets.corruptions import corrupt
     from opentta.methods.adapt import adapt
     from opentta.methods.base import Adapter
-    from opentta.registry import register, unregister
+    from opentta.registry import methods, register, unregister
     from opentta.types import UNKNOWN, Batch, Prediction
 
 _HOME = {

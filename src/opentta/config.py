@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from opentta.errors import ConfigError, unknown
@@ -18,6 +19,12 @@ LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {  # a name means on
     "average": (lambda v: 0 <= v <= 1, "a weight of the past in [0, 1]"),
     "rho": (lambda v: 0 <= v < float("inf"), "a radius of at least 0"),
     "alpha": (lambda v: 0 <= v <= 1, "a share in [0, 1]"),
+    "margin": (lambda v: v >= 0, "a share of ln C of at least 0"),
+    "ood_margin": (lambda v: v >= 0, "a share of ln C of at least 0"),
+    "lambda1": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
+    "lambda2": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
+    "mu": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
+    "recover_below": (lambda v: v >= 0, "an entropy of at least 0"),
 }
 
 
@@ -29,9 +36,18 @@ class Execution:
     precision: Literal["full", "bfloat16"] = "full"  # autocast the forward passes, on a GPU
     view_chunk: int = 256  # most images in one forward of a method that makes views
 
+    def __post_init__(self) -> None:
+        """A chunk of nothing would never end."""
+        if self.view_chunk < 1:
+            raise ConfigError(f"execution.view_chunk: expected at least 1, got {self.view_chunk}")
 
-def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> Config:
+
+def make_config(
+    kind: type[Config], fields: Mapping[str, Any], *, what: str, limits: bool = True
+) -> Config:
     """A ``kind`` with ``fields`` overriding its defaults; unknown names and wrong types refused.
+
+    ``limits``: also hold the values to ``LIMITS``, as the library's own methods name them.
 
     Example:
         >>> make_config(Execution, {"strict": True}, what="execution").strict
@@ -44,8 +60,10 @@ def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> 
     hints = typing.get_type_hints(kind)
     values = {name: _cast(value, hints[name], f"{what}.{name}") for name, value in fields.items()}
     for name, value in values.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(f"{what}.{name}: expected a number, got NaN")
         limit = LIMITS.get("lr" if name.startswith("lr_") else name)
-        if limit is not None and isinstance(value, float) and not limit[0](value):
+        if limits and limit is not None and isinstance(value, float) and not limit[0](value):
             raise ConfigError(f"{what}.{name}: expected {limit[1]}, got {value}")
     return kind(**values)
 
@@ -84,10 +102,13 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
     if hint is bool:
         return isinstance(value, bool), value
     if hint is float:
-        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        ok = isinstance(value, Real) and not isinstance(value, bool)
         return ok, float(value) if ok else None
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
+        ok = isinstance(value, Integral) and not isinstance(value, bool)
+        return ok, int(value) if ok else None
+    if get_origin(hint) is not None:  # another container: the method must look itself
+        return True, value
     return isinstance(value, hint), value
 
 

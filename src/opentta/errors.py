@@ -68,7 +68,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
         "unknown method 'tnt': did you mean 'tent'? Known: tent, sar"
     """
     names = list(known)
-    near = get_close_matches(str(name), names, n=2, cutoff=0.5)
+    near = get_close_matches(str(name).lower(), names, n=2, cutoff=0.5)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listing = ", ".join(names) if names else "none"
     return UnknownNameError(f"unknown {kind} {name!r}:{hint} Known: {listing}")

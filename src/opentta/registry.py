@@ -44,16 +44,25 @@ def register(name: str) -> Callable[[Method], Method]:
         >>> opentta.unregister("mine")
     """
 
+    if not isinstance(name, str):
+        raise ConfigError('expected a name: write @opentta.register("my_method")')
+
     def decorate(cls: Method) -> Method:
+        if not hasattr(cls, "step"):
+            raise ConfigError(f"{cls.__qualname__} has no step: derive it from opentta.Adapter")
         if name in BUILT_IN and cls.__module__ != BUILT_IN[name]:
             raise ConfigError(f"{name!r} is a built-in method; choose another name")
         known = _registered.get(name)
         # Running a notebook cell or a script twice defines the same class again: let it.
-        if known is not None and known.__qualname__ != cls.__qualname__:
+        place = (cls.__module__, cls.__qualname__)
+        if known is not None and (known.__module__, known.__qualname__) != place:
             raise ConfigError(
                 f"a method named {name!r} is already registered by {known.__module__}."
                 f"{known.__qualname__}; choose another name"
             )
+        if vars(cls).get("name", name) != name:  # a second name for the same method
+            _registered[name] = type(cls.__name__, (cls,), {"name": name})
+            return cls
         cls.name = name
         _registered[name] = cls
         return cls
@@ -84,5 +93,6 @@ def method(name: str) -> type[Any]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
             cls: type[Any] = entry.load()
-            return register(name)(cls)
+            register(name)(cls)
+            return _registered[name]
     raise unknown("method", name, methods())

@@ -33,5 +33,9 @@ class Prediction:
 
     @property
     def labels(self) -> Tensor:
-        """The most likely known class of each image: (B,) int64."""
-        return self.logits.argmax(dim=1)
+        """The most likely known class of each image: (B,) int64, a position in ``logits``.
+
+        With ``adapt(..., classes=...)`` that is a position in those classes. ``UNKNOWN`` for a bad
+        image, which has no logits.
+        """
+        return self.logits.argmax(dim=1).masked_fill(self.logits.isnan().any(dim=1), UNKNOWN)

@@ -19,7 +19,7 @@ from opentta.datasets import (
     separate,
 )
 from opentta.datasets.corruptions import CORRUPTIONS
-from opentta.errors import DataError, UnknownNameError
+from opentta.errors import ConfigError, DataError, UnknownNameError
 
 WNIDS = imagenet_wnids()
 
@@ -55,6 +55,23 @@ def test_textures_c_is_read_when_there_and_made_when_not(make_tree):
     read = open_dataset("textures-c", root)
     assert not isinstance(read, OnTheFly)
     assert read.at("fog", 5).keys == ("dotted/1.jpg",)
+
+
+def test_a_partly_made_textures_c_is_completed_cell_by_cell(make_tree):
+    root = make_tree(["dtd/images/dotted/1.jpg", "dtd/images/dotted/2.jpg"])
+    make_tree(["Textures-C/fog/5/dotted/1.jpg"])
+    source = open_dataset("textures-c", root)
+    assert source.name == "textures-c" and source.follows_corruption
+    assert source.at("fog", 5).where(0) == str(root / "Textures-C/fog/5/dotted/1.jpg")
+    for corruption, severity in (("fog", 4), ("snow", 5), ("", 0)):
+        images = source.at(corruption, severity)
+        assert (images.name, len(images)) == ("textures-c", 2)
+        assert images.read(1).shape[2] == 3
+
+
+def test_a_made_set_needs_no_clean_one(make_tree):
+    source = open_dataset("textures-c", make_tree(["Textures-C/fog/5/dotted/1.jpg"]))
+    assert len(source.at("fog", 5)) == 1
 
 
 @pytest.mark.parametrize("ood, clean", [("cifar-100", True), ("cifar-100-c", False)])
@@ -135,8 +152,28 @@ def test_the_check_counts_unreadable_files(make_tree):
 def test_a_stranger_among_the_wnids_is_reported(make_tree):
     root = make_tree([f"imagenet-a/{WNIDS[1]}/1.jpg", "imagenet-a/cats/1.jpg"])
     (finding,) = check(root, ["imagenet-a"])
-    assert finding.state != "found"
+    assert (finding.state, finding.images, finding.classes) == ("incomplete", 2, None)
     assert "'cats'" in finding.notes[0]
+    root = make_tree([f"ImageNet-C/fog/5/{WNIDS[1]}/1.jpg", "ImageNet-C/fog/5/cats/1.jpg"])
+    (finding,) = check(root, ["imagenet-c"])
+    assert (finding.state, finding.images) == ("incomplete", 2)
+    assert "'cats'" in finding.notes[1]
+
+
+def test_only_an_absent_or_empty_folder_is_missing(tmp_path):
+    (tmp_path / "SUN").mkdir()
+    (tmp_path / "SVHN").mkdir()
+    (tmp_path / "SVHN" / "test_32x32.mat").write_bytes(b"damaged" * 100)
+    sun, damaged = check(tmp_path, ["sun", "svhn"])
+    assert (sun.state, sun.notes) == ("missing", (f"{tmp_path / 'SUN'} is empty",))
+    assert (damaged.state, damaged.images) == ("incomplete", 0)
+    assert "MATLAB" in damaged.notes[0]
+
+
+@pytest.mark.parametrize("severity", [0, 9])
+def test_a_severity_that_does_not_exist_is_refused(tmp_path, severity):
+    with pytest.raises(ConfigError, match="1 to 5"):
+        check(tmp_path, ["sun"], severity=severity)
 
 
 def test_worker_processes_find_the_same(make_tree, monkeypatch):

@@ -89,7 +89,11 @@ def test_a_second_run_makes_only_what_is_missing(src, tmp_path):
 
 
 def test_an_interrupted_write_leaves_no_file_that_looks_finished(src, tmp_path, monkeypatch):
+    real = Path.replace
+
     def broken(self, target):
+        if target.name.startswith("."):  # the record of the settings
+            return real(self, target)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", broken)
@@ -102,6 +106,45 @@ def test_a_folder_is_not_finished_with_other_settings(src, tmp_path):
     run(src, tmp_path / "c", crop=None)
     with pytest.raises(ConfigError, match=r"begun with, \{'crop': None"):
         run(src, tmp_path / "c")
+
+
+def test_a_folder_is_not_finished_from_another_source(src, tmp_path):
+    folder = run(src, tmp_path / "c").folder
+    moved = src.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="another destination") as error:
+        run(moved, tmp_path / "c")
+    record = folder / ".opentta-corrupt.json"
+    assert all(str(path) in str(error.value) for path in (src, moved, record))
+    record.unlink()  # the remedy for a source that was only moved
+    assert run(moved, tmp_path / "c").already_there == 4
+
+
+def test_a_folder_is_not_finished_by_other_code(src, tmp_path, monkeypatch):
+    from opentta.datasets import corrupt_record
+
+    run(src, tmp_path / "c")
+    monkeypatch.setattr(corrupt_record, "corruption_code", lambda: "other")
+    with pytest.raises(ConfigError, match="corruption code"):
+        run(src, tmp_path / "c")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"crop": '])
+def test_a_damaged_record_is_named_with_what_to_do(src, tmp_path, content):
+    record = run(src, tmp_path / "c").folder / ".opentta-corrupt.json"
+    record.write_bytes(content)
+    with pytest.raises(ConfigError, match="delete that file") as error:
+        run(src, tmp_path / "c")
+    assert str(record) in str(error.value)
+
+
+def test_an_interrupted_record_is_not_there(src, tmp_path, monkeypatch):
+    def broken(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(KeyboardInterrupt):
+        run(src, tmp_path / "c")
+    assert not [p for p in (tmp_path / "c").rglob("*") if p.is_file()]
 
 
 def test_crop_none_keeps_the_size(src, tmp_path):
@@ -128,7 +171,8 @@ def test_bad_files_are_skipped_and_reported_with_path_and_reason(damaged, tmp_pa
     assert set(reasons) == {f"n01/{name}" for name in bad}
     assert "empty" in reasons["n01/empty.jpg"]
     assert "at least 32 pixels, got 20x300" in reasons["n01/small.png"]
-    assert all(str(damaged / path) in reason for path, reason in reasons.items())
+    assert not any(path.split("/")[-1] in reason for path, reason in reasons.items())
+    assert not any("on_error" in reason for reason in reasons.values())
     assert report.written == 4
     assert not any("small" in name or "dot" in name for name in files(tmp_path / "c"))
 

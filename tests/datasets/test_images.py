@@ -84,6 +84,14 @@ def test_images_are_listed_in_the_order_of_imagefolder(make_tree):
     assert list_images(root) == ("a/z.JPG", "a/sub/1.png", "b/10.png", "b/2.png")
 
 
+def test_a_link_to_nothing_is_listed_and_then_unreadable(make_tree):
+    root = make_tree(["a.png"])
+    (root / "b.png").symlink_to(root / "nowhere.png")
+    assert list_images(root) == ("a.png", "b.png")
+    with pytest.raises(UnreadableImageError, match="points to nothing"):
+        read_rgb(root / "b.png")
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         list_images(tmp_path / "nowhere")

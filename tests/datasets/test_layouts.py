@@ -44,11 +44,14 @@ def test_imagenet_labels_are_places_among_the_thousand(make_tree):
 
 
 def test_a_folder_that_is_no_wnid_is_refused_with_what_was_expected(make_tree):
-    root = make_tree([f"{WNIDS[0]}/x.JPEG", "cats/y.JPEG"])
+    strangers = [f"cats{i:02}" for i in range(12)]
+    root = make_tree([f"{WNIDS[0]}/x.JPEG", *(f"{name}/y.JPEG" for name in strangers)])
     with pytest.raises(DataError) as error:
         imagenet_folder(root)
     message = str(error.value)
-    assert "'cats'" in message and WNIDS[0] in message and WNIDS[-1] in message
+    assert "1000" in message and "opentta.datasets.imagenet_wnids()" in message
+    assert all(repr(name) in message for name in strangers[:10])
+    assert "and 2 more" in message
     assert len(message) < 500
 
 
@@ -111,6 +114,15 @@ def test_a_bad_line_is_named(tmp_path):
         read_list(file)
     with pytest.raises(DataError, match="not a file"):
         read_list(tmp_path / "nowhere.txt")
+
+
+def test_a_list_of_another_system_is_read_or_named(tmp_path):
+    file = tmp_path / "list.txt"
+    file.write_bytes("\ufeffa.png 4\r\nb\u2028c\x0bd.png 5\r\n".encode())
+    assert read_list(file) == (("a.png", "b\u2028c\x0bd.png"), (4, 5))
+    file.write_bytes("katze_\u00fc.png 4\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"list\.txt: expected an image list in UTF-8"):
+        read_list(file)
 
 
 def test_visda_is_read_by_its_list_without_unknown_classes(make_tree):

@@ -1,5 +1,6 @@
 """Worker processes, the cache, and live streams give the same pixels as plain reading."""
 
+import io
 import itertools
 import multiprocessing
 import os
@@ -197,6 +198,21 @@ def test_a_live_stream_skips_or_raises(image_file, tmp_path):
     live = LiveStream(items, preset=SMALL, on_error="skip")
     assert [b.index.tolist() for b in live] == [[1]]
     assert live.describe()["unreadable"] == 1
+
+
+@pytest.mark.parametrize("kind", ["cut", "dot", "no rows", "one column"])
+def test_a_live_stream_skips_what_is_no_picture(image_file, tmp_path, kind):
+    bad = {
+        "cut": lambda: Image.open(io.BytesIO(image_file(tmp_path / "a.jpg").read_bytes()[:900])),
+        "dot": lambda: Image.new("RGB", (1, 1)),
+        "no rows": lambda: np.zeros((0, 8, 3), np.uint8),
+        "one column": lambda: np.zeros((8, 1, 3), np.uint8),
+    }[kind]
+    live = LiveStream([bad(), np.zeros((8, 8, 3), np.uint8)], preset=SMALL, on_error="skip")
+    assert [batch.index.tolist() for batch in live] == [[1]]
+    assert live.skipped == 1
+    with pytest.raises(UnreadableImageError, match="item 0"):
+        list(LiveStream([bad()], preset=SMALL))
 
 
 def test_live_mistakes_are_named():

@@ -335,3 +335,21 @@ def test_mistakes_in_a_spec_are_named():
         StreamSpec(Share("a"), segments=())
     with pytest.raises(UnknownNameError, match="batch_size"):
         StreamSpec.from_dict({**StreamSpec(Share("a")).to_dict(), "batch_sice": 3})
+
+
+@pytest.mark.parametrize("make", [separate, gradual, mixed])
+def test_one_corruption_as_text_is_refused(make):
+    with pytest.raises(ConfigError, match=r"written \['fog'\]"):
+        make("fog")
+
+
+@pytest.mark.parametrize("peak", [0, 6, True, 2.5])
+def test_a_peak_is_a_severity(peak):
+    with pytest.raises(ConfigError, match="peak from 1 to 5"):
+        gradual(["fog"], peak=peak)
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None])
+def test_a_seed_is_an_integer(seed):
+    with pytest.raises(ConfigError, match="integer as seed"):
+        spec(seed=seed)

@@ -270,6 +270,29 @@ def test_predictions_from_the_second_and_a_third_forward(model, images):
     assert not torch.allclose(second, first) and not torch.allclose(second, post)
 
 
+def test_the_ladder_learns_only_from_batches_with_unknown_samples(model):
+    """Momentum must not carry Psi and HLN on when no sample is taken as unknown."""
+    adapter = opentta.adapt(model, "ladder_affine", **LIVELY)
+    adapter(batches(1)[0])
+    before = {n: p.clone() for n, p in adapter.extras["ladder"].named_parameters()}
+    adapter.config = dataclasses.replace(adapter.config, margin=2.0, ood_margin=2.0)
+    norms = adapter.params[0].clone()
+    adapter(batches(1)[0])
+    for name, param in adapter.extras["ladder"].named_parameters():
+        assert torch.equal(param, before[name]), name
+    assert not torch.equal(adapter.params[0], norms)
+
+
+def test_weights_that_blew_up_are_recovered(model):
+    adapter = opentta.adapt(model, "ladder_affine", **LIVELY)
+    before = weights(adapter)
+    with torch.no_grad():
+        adapter.params[0].fill_(torch.nan)
+    out = adapter(batches(1)[0])
+    assert out.details["reset"]
+    assert same(weights(adapter), before)
+
+
 def test_recovery_clears_everything(model):
     adapter = opentta.adapt(model, "ladder_affine", **{**LIVELY, "recover_below": 10.0})
     before = weights(adapter)
@@ -291,6 +314,8 @@ def test_at_the_papers_width_the_rule_gives_the_papers_rates():
     with torch.device("meta"):
         model = timm.create_model("vit_base_patch16_224", pretrained=False)
     assert model.embed_dim == 768
+    wide = type("Shape", (), {"dim": 1024})()  # no rate grows beyond the paper's
+    assert LadderAffine.resolve(LadderAffineConfig(), wide).lr_affine == 5e-4
     shape = type("Shape", (), {"dim": model.embed_dim})()
     c = LadderAffine.resolve(LadderAffineConfig(), shape)
     rates = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name in RATES}

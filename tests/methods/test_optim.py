@@ -67,6 +67,27 @@ def test_a_false_mask_moves_nothing_even_with_nan_gradients(case):
     assert not torch.equal(params[0], before[0])
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_gradient_that_is_not_finite_moves_nothing(case):
+    params = fresh()
+    optimizer = CASES[case][0](params)
+    optimizer.step(grads(0))
+    before = [t.clone() for t in [*params, *optimizer.tensors().values()]]
+    bad = grads(1)
+    bad[1][2] = torch.inf
+    optimizer.step(bad)
+    after = [*params, *optimizer.tensors().values()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_adam_in_half_precision_divides_by_no_zero():
+    params = [p.half() for p in fresh()]
+    optimizer = Adam(params, 0.01)
+    for _ in range(3):
+        optimizer.step([torch.zeros_like(p) for p in params])
+    assert all(torch.isfinite(p).all() for p in params)
+
+
 def test_scale_multiplies_the_rate():
     one, other = fresh(), fresh()
     Sgd([(one, 0.1)]).step(grads(0), scale=0.5)

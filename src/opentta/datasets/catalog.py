@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from opentta.datasets.arrays import CifarC, cifar10, cifar100, svhn
-from opentta.datasets.corrupting import OnTheFly
+from opentta.datasets.corrupting import OnTheFly, PartlyMade
 from opentta.datasets.folders import CorruptionFolders, ood_folder
 from opentta.datasets.imagenet import imagenet_a, imagenet_c, imagenet_folder, imagenet_r
 from opentta.datasets.lists import visda2021
@@ -33,7 +33,7 @@ class Entry:
     classes: int | None  # None: the classes play no part
     read: Callable[[Path], Source]  # from the folder
     in_paper: bool = True
-    made_from: str = ""  # a clean set from which it is made on the fly when the folder is absent
+    made_from: str = ""  # a clean set from which it is made on the fly where it is absent
 
 
 def _ood(name: str) -> Callable[[Path], Source]:
@@ -226,8 +226,8 @@ DATASETS = {entry.name: entry for entry in _ENTRIES}
 def open_dataset(name: str, root: Path | str) -> Source:
     """The data set of that name below ``root``; see ``DATASETS`` for the names and folders.
 
-    A corrupted OOD set (Textures-C, Places-C) is read when its folder is there, and made from
-    the clean set while it is read when it is not: the pixels are the same.
+    A corrupted OOD set (Textures-C, Places-C) is read where ``<corruption>/<severity>`` is
+    there, and made from the clean set while it is read where it is not: the pixels are the same.
 
     Example:
         >>> import tempfile
@@ -242,16 +242,28 @@ def open_dataset(name: str, root: Path | str) -> Source:
         raise unknown("data set", name, DATASETS)
     entry = DATASETS[name]
     folder = Path(root) / entry.folder
-    if folder.is_dir():
-        return entry.read(folder)
+    stored = entry.read(folder) if folder.is_dir() else None
     if entry.made_from:
-        clean = open_dataset(entry.made_from, root)
-        assert isinstance(clean, ImageSet)
-        return OnTheFly(clean, rename=name)
+        return _made(entry, stored, root)
+    if stored is not None:
+        return stored
     raise DataError(
         f"expected {name} in {folder} ({entry.layout}), which does not exist; it is published at "
         f"{entry.page}; `opentta data check {root}` shows what else is there"
     )
+
+
+def _made(entry: Entry, stored: Source | None, root: Path | str) -> Source:
+    """A corrupted set: stored, made from the clean set while reading, or each where it can."""
+    try:
+        clean = open_dataset(entry.made_from, root)
+    except DataError:
+        if stored is None:
+            raise
+        return stored  # without the clean set, what is stored is all there is
+    assert isinstance(clean, ImageSet)
+    made = OnTheFly(clean, rename=entry.name)
+    return PartlyMade(stored, made) if isinstance(stored, CorruptionFolders) else made
 
 
 def open_stream(

@@ -12,9 +12,9 @@ from typing import Literal
 from opentta.datasets.arrays import ArrayReader
 from opentta.datasets.catalog import DATASETS, Entry
 from opentta.datasets.corrupting import OnTheFly
-from opentta.datasets.images import check_header
+from opentta.datasets.images import check_header, list_images
 from opentta.datasets.sets import FileReader, ImageSet, Reader
-from opentta.errors import DataError, OpenttaError, UnreadableImageError, unknown
+from opentta.errors import ConfigError, DataError, OpenttaError, UnreadableImageError, unknown
 from opentta.types import UNKNOWN
 
 State = Literal["found", "incomplete", "missing"]
@@ -62,6 +62,8 @@ def check(
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"expected the folder that holds the data sets, but {root} is no folder")
+    if severity not in range(1, 6):
+        raise ConfigError(f"expected a severity from 1 to 5, got {severity!r}; 5 is the strongest")
     if names is None:
         names = [entry.name for entry in DATASETS.values() if entry.in_paper]
     for name in names:
@@ -94,37 +96,38 @@ def _check(
             tuple(notes),
         )
 
-    if not folder.is_dir():
-        note = f"no folder {folder}"
+    if not folder.is_dir() or not any(folder.iterdir()):
+        note = f"{folder} is empty" if folder.is_dir() else f"no folder {folder}"
         if entry.made_from and (root / DATASETS[entry.made_from].folder).is_dir():
             note += f"; a stream makes it from {entry.made_from} while reading"
         return finding("missing", 0, None, (), [note])
-    sets, notes = _sets(entry, folder, severity)
+    sets, refused, notes = _sets(entry, folder, severity)
     images = sum(len(s) for s in sets)
-    classes = _classes(sets) if entry.classes is not None else None
+    classes = _classes(sets) if sets and entry.classes is not None else None
     notes += _shortfalls(entry, sets)
-    if not images:
-        return finding("missing", 0, classes, (), notes)
     unreadable = _unreadable(entry.name, sets, full, workers, progress)
     if unreadable:
         notes.append(f"{len(unreadable)} cannot be read, the first: {unreadable[0]}")
     state: State = "incomplete" if notes else "found"
     if images > entry.images * max(len(sets), 1):
         notes.append(f"more images than published ({entry.images:,})")
-    return finding(state, images, classes, unreadable, notes)
+    return finding(state, images + refused, classes, unreadable, notes)
 
 
-def _sets(entry: Entry, folder: Path, severity: int) -> tuple[list[ImageSet], list[str]]:
-    """The image sets of an entry (one a corruption, or one), and what went wrong with others."""
+def _sets(entry: Entry, folder: Path, severity: int) -> tuple[list[ImageSet], int, list[str]]:
+    """The sets of an entry (one a corruption, or one), and of those that the reader refuses the
+    number of images and the reasons.
+    """
     from opentta.datasets.corruptions import CORRUPTIONS
 
     try:
         source = entry.read(folder)
         if not source.follows_corruption or isinstance(source, OnTheFly):
-            return [source.at("", 0)], []
+            return [source.at("", 0)], 0, []
     except OpenttaError as error:
-        return [], [str(error)]
+        return [], len(list_images(folder)), [str(error)]
     sets: list[ImageSet] = []
+    refused = 0
     absent: list[str] = []
     notes: list[str] = []
     for corruption in CORRUPTIONS:
@@ -136,9 +139,10 @@ def _sets(entry: Entry, folder: Path, severity: int) -> tuple[list[ImageSet], li
             sets.append(source.at(corruption, severity))
         except OpenttaError as error:
             notes.append(str(error))
+            refused += len(list_images(there)) if there.is_dir() else 0
     if absent:
         notes.insert(0, f"severity {severity} is missing for {', '.join(absent)}")
-    return sets, notes
+    return sets, refused, notes
 
 
 def _classes(sets: Sequence[ImageSet]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import sys
@@ -16,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, TextIO
 
+from opentta.datasets.corrupt_record import check_record
 from opentta.datasets.corruptions import (
     SMALLEST_SIDE,
     check_request,
@@ -25,11 +25,10 @@ from opentta.datasets.corruptions import (
     rng_for,
 )
 from opentta.datasets.corruptions.constants import Size
-from opentta.datasets.images import list_images, read_rgb
+from opentta.datasets.images import list_images, read_rgb, reason_only
 from opentta.errors import ConfigError, DataError, OpenttaError, UnreadableImageError
 
 _SUFFIXES = {"JPEG": (".jpg", ".jpeg"), "PNG": (".png",)}
-_SETTINGS = ".opentta-corrupt.json"  # beside the images; hidden, so no reader takes it for one
 _PART = ".part"  # ending of a file that is being written
 _AHEAD = 8  # files handed to each worker before its answers are asked for
 
@@ -38,8 +37,8 @@ _AHEAD = 8  # files handed to each worker before its answers are asked for
 class Skipped:
     """A file that could not be corrupted, and why."""
 
-    path: str
-    reason: str
+    path: str  # below the source folder
+    reason: str  # without the path
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ def corrupt_folder(
     that belongs to its relative path, and stored as JPEG of quality 85, or as PNG when its
     short side is at most 48 pixels. The bytes do not depend on the number of workers or on the
     order. Files that are there already are kept, so an interrupted run is finished by running
-    it again. A file whose ending does not fit the stored format gets that format's ending in
-    addition: ``a.png`` becomes ``a.png.jpg``.
+    it again, from the same source with the same settings. A file whose ending does not fit the
+    stored format gets that format's ending in addition: ``a.png`` becomes ``a.png.jpg``.
 
     Args:
         src: folder of images, any depth.
@@ -122,7 +121,7 @@ def corrupt_folder(
         raise DataError(f"expected images below {src}, found none; check the path")
     job = _Job(src, dst / name / str(int(severity)), name, int(severity), crop, constants)
     _check_targets(keys)
-    _check_settings(job)
+    check_record(job.folder, src, crop, constants)
 
     written = already_there = 0
     skipped: list[Skipped] = []
@@ -131,7 +130,7 @@ def corrupt_folder(
             if isinstance(outcome, OpenttaError):
                 if on_error == "raise":
                     raise outcome
-                skipped.append(Skipped(key, str(outcome)))
+                skipped.append(Skipped(key, reason_only(outcome, src / key)))
             elif outcome:
                 written += 1
             else:
@@ -176,22 +175,6 @@ def _check_targets(keys: tuple[str, ...]) -> None:
                     f"expected one stored file for each image, but {key} would be stored as "
                     f"{other}, which exists too; rename one of them"
                 )
-
-
-def _check_settings(job: _Job) -> None:
-    """A half-made folder may only be finished with the settings that it was begun with."""
-    settings = {"crop": job.crop, "constants": job.constants}
-    record = job.folder / _SETTINGS
-    if record.exists():
-        before = json.loads(record.read_text())
-        if before != settings:
-            raise ConfigError(
-                f"expected the settings that {job.folder} was begun with, {before}, got "
-                f"{settings}; use them, choose another destination, or remove the folder"
-            )
-        return
-    job.folder.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(settings))
 
 
 def _target(key: str, format_: str) -> str:

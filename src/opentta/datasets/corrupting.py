@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from opentta.datasets.folders import CorruptionFolders
 from opentta.datasets.images import Pixels
 from opentta.datasets.sets import ImageSet, Reader
 from opentta.errors import ShapeError, UnreadableImageError
@@ -40,7 +41,7 @@ class CorruptedReader:
 
     def stamp(self, key: str) -> str:
         """The clean image's stamp, the corruption, and the code that computes it."""
-        recipe = f"{self.corruption}/{self.severity}|{self.crop}|{_corruption_code()}"
+        recipe = f"{self.corruption}/{self.severity}|{self.crop}|{corruption_code()}"
         return f"{self.clean.stamp(key)}|{recipe}"
 
 
@@ -84,9 +85,42 @@ class OnTheFly:
         return replace(self.clean, name=self.name, reader=reader, kind="stored")
 
 
+@dataclass(frozen=True)
+class PartlyMade:
+    """A family of which some corruptions lie on the disk; the others are made while reading.
+
+    Example:
+        >>> from opentta.datasets.folders import ood_folder
+        >>> from opentta.datasets.sets import FileReader
+        >>> clean = ImageSet("mine", FileReader(Path("mine")), ("cat.jpg",), [-1])
+        >>> stored = CorruptionFolders("mine-c", Path("mine-c"), ood_folder)
+        >>> PartlyMade(stored, OnTheFly(clean, "mine-c")).at("fog", 5).kind
+        'stored'
+    """
+
+    stored: CorruptionFolders
+    made: OnTheFly
+
+    @property
+    def name(self) -> str:
+        """The name that is stored with a result."""
+        return self.made.name
+
+    @property
+    def follows_corruption(self) -> bool:
+        """Other pixels for another corruption."""
+        return True
+
+    def at(self, corruption: str, severity: int) -> ImageSet:
+        """The stored images where their folder is there, else the clean ones, corrupted."""
+        if corruption and (self.stored.root / corruption / str(severity)).is_dir():
+            return self.stored.at(corruption, severity)
+        return self.made.at(corruption, severity)
+
+
 @cache
-def _corruption_code() -> str:
-    """Digest of the corruptions' source: images cached by other code are never served."""
+def corruption_code() -> str:
+    """Digest of the corruptions' source: images made by other code are never taken for ours."""
     from opentta.datasets import corruptions
 
     digest = hashlib.sha256()

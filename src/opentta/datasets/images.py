@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from opentta.errors import DataError, UnreadableImageError
 
@@ -22,7 +22,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 SMALLEST_SIDE = 2
 """An image with a side of one pixel carries no picture: it is a placeholder or a tracking dot."""
 
-_DECODER_ERRORS = (  # what Pillow's decoders are known to raise on damaged files
+DECODER_ERRORS = (  # what Pillow's decoders are known to raise on damaged files
     OSError,
     SyntaxError,
     ValueError,
@@ -53,7 +53,7 @@ def read_rgb(path: Path) -> Pixels:
     """
     try:
         with path.open("rb") as file, Image.open(file) as image:
-            _check_size(image, path)
+            check_size(*image.size, str(path))
             if image.mode == "P":
                 # A per-colour alpha table cannot survive the conversion to RGB; without this
                 # Pillow drops it too, with a warning that a reader of a dataset cannot act on.
@@ -61,7 +61,7 @@ def read_rgb(path: Path) -> Pixels:
             return np.array(image.convert("RGB"))
     except UnreadableImageError:
         raise
-    except _DECODER_ERRORS as error:
+    except DECODER_ERRORS as error:
         raise UnreadableImageError(_message(path, error)) from error
 
 
@@ -72,10 +72,10 @@ def check_header(path: Path) -> None:
     """
     try:
         with path.open("rb") as file, Image.open(file) as image:
-            _check_size(image, path)
+            check_size(*image.size, str(path))
     except UnreadableImageError:
         raise
-    except _DECODER_ERRORS as error:
+    except DECODER_ERRORS as error:
         raise UnreadableImageError(_message(path, error)) from error
 
 
@@ -83,7 +83,8 @@ def list_images(root: Path) -> tuple[str, ...]:
     """Image files below ``root`` as posix paths relative to it, in ImageFolder's order.
 
     Folders come sorted by name, files sorted inside them. Hidden files are left out: archives
-    made on some systems carry a ``._name.jpg`` beside every ``name.jpg``.
+    made on some systems carry a ``._name.jpg`` beside every ``name.jpg``. A link to nothing is
+    listed like a file, so that whoever reads it reports it.
     """
     if not root.is_dir():
         raise DataError(
@@ -97,28 +98,42 @@ def _walk(folder: Path, prefix: PurePosixPath) -> Iterator[str]:
     with os.scandir(folder) as entries:
         visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
     for entry in visible:
-        if entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
+        if entry.name.lower().endswith(IMAGE_SUFFIXES) and _readable(entry):
             yield str(prefix / entry.name)
     for entry in visible:
         if entry.is_dir():
             yield from _walk(Path(entry.path), prefix / entry.name)
 
 
-def _check_size(image: Image.Image, path: Path) -> None:
-    width, height = image.size
+def _readable(entry: os.DirEntry[str]) -> bool:
+    """A file, or a link that points to nothing: that one is listed, to be reported."""
+    return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+
+
+def reason_only(error: Exception, path: Path) -> str:
+    """The message of an image that was left out, without its path and without the advice."""
+    return str(error).removeprefix(f"{path}: ").rsplit("; ", 1)[0]
+
+
+def check_size(width: int, height: int, where: str) -> None:
+    """Raise ``UnreadableImageError`` for an image that is too small to carry a picture."""
     if min(width, height) < SMALLEST_SIDE:
         raise UnreadableImageError(
-            f"{path}: expected a picture of at least {SMALLEST_SIDE} pixels a side, got "
-            f'{width}x{height}; remove the file, or skip it with on_error="skip"'
+            f"{where}: expected a picture of at least {SMALLEST_SIDE} pixels a side, got "
+            f'{width}x{height}; remove it, or skip it with on_error="skip"'
         )
 
 
 def _message(path: Path, error: Exception) -> str:
     reason: str
-    if not path.exists():
+    if path.is_symlink() and not path.exists():
+        reason = "a link that points to nothing"
+    elif not path.exists():
         reason = "no such file"
     elif path.stat().st_size == 0:
         reason = "the file is empty"
+    elif isinstance(error, UnidentifiedImageError):  # Pillow's words are the path once more
+        reason = "no image format that is known"
     else:
         reason = str(error) or type(error).__name__
     return (

@@ -33,7 +33,13 @@ def read_list(path: Path | str) -> tuple[tuple[str, ...], tuple[int, ...]]:
         raise DataError(f"expected an image list, but {path} is not a file; check the path")
     keys: list[str] = []
     labels: list[int] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_bytes().decode("utf-8-sig")  # some editors put a mark in front
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: expected an image list in UTF-8, got other bytes ({error}); save it as UTF-8"
+        ) from error
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         words = line.strip().rsplit(maxsplit=1)

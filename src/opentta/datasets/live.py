@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opentta.datasets.images import Pixels, read_rgb
+from opentta.datasets.images import DECODER_ERRORS, Pixels, check_size, read_rgb
 from opentta.datasets.loader import as_floats
 from opentta.datasets.preprocess import PAPER, Preset
 from opentta.errors import ConfigError, DtypeError, ShapeError, UnreadableImageError, unknown
@@ -93,7 +93,7 @@ class LiveStream:
         for number, item in chunk:
             image, label = item if isinstance(item, tuple) else (item, UNKNOWN)
             try:
-                square = self.preset.natural(_pixels(image))
+                square = self.preset.natural(_pixels(image, number))
             except UnreadableImageError:
                 if self.on_error == "raise":
                     raise
@@ -112,12 +112,19 @@ class LiveStream:
         )
 
 
-def _pixels(image: object) -> Pixels:
-    """(H, W, 3) uint8 of an item."""
+def _pixels(image: object, number: int) -> Pixels:
+    """(H, W, 3) uint8 of an item; ``number`` names it in messages."""
     if isinstance(image, str | Path):
         return read_rgb(Path(image))
     if isinstance(image, Image.Image):
-        return np.array(image.convert("RGB"))
+        check_size(*image.size, f"item {number}")
+        try:
+            return np.array(image.convert("RGB"))
+        except DECODER_ERRORS as error:  # Pillow decodes late: a cut file shows only here
+            raise UnreadableImageError(
+                f"item {number}: cannot be read as an image ({error}); send a whole one, or skip "
+                'it with on_error="skip"'
+            ) from error
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
         kind = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
         raise DtypeError(
@@ -125,4 +132,5 @@ def _pixels(image: object) -> Pixels:
         )
     if image.ndim != 3 or image.shape[2] != 3:
         raise ShapeError(f"expected uint8 pixels (H, W, 3), got {image.shape}")
+    check_size(image.shape[1], image.shape[0], f"item {number}")
     return image

@@ -116,6 +116,8 @@ def gradual(corruptions: Iterable[str] | None = None, peak: int = 5) -> tuple[Se
         >>> [s.severity for s in gradual(["fog"], peak=3)]
         [1, 2, 3, 2, 1]
     """
+    if isinstance(peak, bool) or peak not in range(1, 6):
+        raise ConfigError(f"expected a peak from 1 to 5, got {peak!r}; 5 is the strongest")
     ramp = [*range(1, peak), *range(peak, 0, -1)]
     return tuple(Segment((name,), severity) for name in _or_all(corruptions) for severity in ramp)
 
@@ -165,6 +167,8 @@ class StreamSpec:
                 f"expected batch_size >= 1 and passes >= 1 or None, got batch_size="
                 f"{self.batch_size} and passes={self.passes}"
             )
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"expected an integer as seed, got {self.seed!r}; 0 is the default")
         if not self.segments:
             raise ConfigError("expected at least one segment; a clean stream is (Segment(),)")
         if self.id.ratio is not None:
@@ -200,6 +204,11 @@ class StreamSpec:
 
 
 def _or_all(corruptions: Iterable[str] | None) -> tuple[str, ...]:
+    if isinstance(corruptions, str):
+        raise ConfigError(
+            f"expected a list of corruptions, got the text {corruptions!r}; one corruption is "
+            f"written [{corruptions!r}]"
+        )
     if corruptions is not None:
         return tuple(corruptions)
     from opentta.datasets.corruptions import CORRUPTIONS

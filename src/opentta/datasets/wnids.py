@@ -9,6 +9,8 @@ from pathlib import Path
 
 from opentta.errors import DataError
 
+_SHOWN = 10  # offending names in a message
+
 
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
@@ -39,11 +41,10 @@ def check_wnids(names: Iterable[str], folder: Path) -> None:
     strangers = sorted(name for name in names if name not in known)
     if not strangers:
         return
-    shown = ", ".join(repr(name) for name in strangers[:5])
-    more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
-    wnids = imagenet_wnids()
+    shown = ", ".join(repr(name) for name in strangers[:_SHOWN])
+    more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
     raise DataError(
-        f"{folder}: expected class folders named by the {len(wnids)} ImageNet-1k wnids "
-        f"({wnids[0]}, {wnids[1]}, {wnids[2]}, ..., {wnids[-1]}), got {shown}{more}; "
+        f"{folder}: expected class folders named by the {len(known)} ImageNet-1k wnids "
+        f"(opentta.datasets.imagenet_wnids() gives them all), got {shown}{more}; "
         "move other folders away, or read the folder with image_folder(), which takes any names"
     )

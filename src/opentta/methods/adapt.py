@@ -39,15 +39,20 @@ def adapt(
         >>> prediction.logits.shape, prediction.ood_score.shape
         (torch.Size([2, 5]), torch.Size([2]))
     """
+    if not isinstance(method, str):
+        raise ConfigError(f"expected the name of a method, got {method!r}")
     cls: type[Adapter] = registry.method(method)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"expected seed as an int, got {seed!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"expected seed as an int from 0 to 2**63 - 1, got {seed!r}")
     options = {f.name for f in dataclasses.fields(Execution)}
     execution = make_config(
         Execution, {k: v for k, v in fields.items() if k in options}, what="execution"
     )
     config: Any = make_config(
-        cls.Config, {k: v for k, v in fields.items() if k not in options}, what=method
+        cls.Config,
+        {k: v for k, v in fields.items() if k not in options},
+        what=method,
+        limits=method in registry.BUILT_IN,
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from opentta.config import Execution
-from opentta.errors import ImageValueError, NothingToAdaptError, SourceDataError
+from opentta.errors import DtypeError, ImageValueError, NothingToAdaptError, SourceDataError
 from opentta.methods.images import bad_images, check_form, check_values
 from opentta.methods.losses import entropy
 from opentta.methods.optim import assign
@@ -136,8 +136,9 @@ class Adapter(ABC):
     def reset(self) -> None:
         """Back to the source model, bit for bit; what ``fit_source`` learned is kept."""
         self.check()
-        restore(self, self._snapshot.initial)
-        self.generator.manual_seed(self._seed)
+        with torch.inference_mode(False):
+            restore(self, self._snapshot.initial)
+            self.generator.manual_seed(self._seed)
 
     @final
     def state_dict(self) -> dict[str, Tensor]:
@@ -148,19 +149,20 @@ class Adapter(ABC):
     @final
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
-        self._snapshot.load(self, state)
+        with torch.inference_mode(False):
+            self._snapshot.load(self, state)
 
     @final
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
-        now = {name: t.detach().clone() for name, t in flatten(self).items()}
         with torch.inference_mode(False), torch.enable_grad():
+            now = {name: t.detach().clone() for name, t in flatten(self).items()}
             restore(self, self._snapshot.initial)  # source data is for the source model
             try:
                 learned = self.fit(_images_of(loader, self.backbone))
             finally:
                 restore(self, now)
-        self.source = {name: value.detach().clone().contiguous() for name, value in learned.items()}
+            self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
 
     @final
     def check(self) -> None:
@@ -203,9 +205,10 @@ class Adapter(ABC):
     def _answered(self, images: Tensor) -> Prediction:
         """The answer as of now, with no draw spent on it."""
         state = self.generator.get_state()
-        out = self.answer(images)
-        self.generator.set_state(state)
-        return out
+        try:
+            return self.answer(images)
+        finally:
+            self.generator.set_state(state)
 
     def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """CPU: raise before anything changes. GPU: blank bad images and remember, on the device."""
@@ -226,12 +229,19 @@ class Adapter(ABC):
 
 
 def _finished(out: Prediction, bad: Tensor | None) -> Prediction:
-    """Detached; a bad image has no logits and an infinite score."""
+    """Detached; a bad image has no logits, an infinite score, and NaN for details of its own."""
+    if not isinstance(out, Prediction):
+        raise DtypeError(f"step must return a Prediction, got {type(out).__name__}")
     logits, score = out.logits.detach(), out.ood_score.detach()
     if bad is not None:
         logits = torch.where(bad[:, None], torch.nan, logits)
         score = torch.where(bad, torch.inf, score)
     details = {name: value.detach() for name, value in out.details.items()}
+    if bad is not None:
+        for name, value in details.items():
+            if value.is_floating_point() and value.ndim and len(value) == len(bad):
+                row = bad.view(-1, *[1] * (value.ndim - 1))
+                details[name] = torch.where(row, torch.nan, value)
     return dataclasses.replace(out, logits=logits, ood_score=score, details=details)
 
 
@@ -241,7 +251,8 @@ def _images_of(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]:
     for batch in loader:
         images = getattr(batch, "images", batch)
         images = images[0] if isinstance(images, (tuple, list)) else images
-        images = images.to(backbone.device)
+        if isinstance(images, Tensor):
+            images = images.to(backbone.device)
         check_form(images, backbone)
         check_values(images)
         seen = True

@@ -4,8 +4,9 @@ Wang et al., CVPR 2022, https://arxiv.org/abs/2203.13591. Symbols as there. Thre
 forwards, one backward a batch; 32 forwards instead of one where the teacher averages views.
 
 Departures from the authors' code:
-- Defaults are those of the paper reproduced here: Adam at 1e-4, restore 0.0005, augment_below
-  0.05. The authors' ImageNet run: ``optimizer="sgd", lr=0.01, restore=0.001, augment_below=0.1``.
+- restore 0.0005 and augment_below 0.05 are those of the paper reproduced here, which names no rate
+  and no optimiser: Adam at 1e-4 is STAMP's configuration of CoTTA. The authors' ImageNet run:
+  ``optimizer="sgd", lr=0.01, restore=0.001, augment_below=0.1``.
 - Teacher and source model run without gradients (there, their graphs are built and thrown away),
   and share with the student what no step changes. The teacher averages the parameters that move;
   the others (class token, positions) equal the student's.

@@ -30,7 +30,8 @@ def check_form(images: Tensor, backbone: Backbone) -> None:
             f"this model takes {backbone.image_size[0]}x{backbone.image_size[1]} images, got "
             f"{height}x{width}; resize or crop them first"
         )
-    if backbone.image_size is None and (height % backbone.patch or width % backbone.patch):
+    odd = height % backbone.patch or width % backbone.patch or not height * width
+    if backbone.image_size is None and odd:
         raise ShapeError(
             f"this model takes sides that are multiples of {backbone.patch}, got {height}x{width}"
         )

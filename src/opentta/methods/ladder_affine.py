@@ -85,8 +85,9 @@ class LadderAffineConfig:
 class LadderAffineState:
     """What the method remembers between batches."""
 
-    model_sgd: Sgd
-    module_sgd: Sgd
+    model_sgd: Sgd  # norm layers
+    affine_sgd: Sgd  # T and A
+    ladder_sgd: Sgd  # Psi and HLN
     mean_entropy: Tensor  # (), moving average over reliable samples; NaN before the first
 
 
@@ -118,7 +119,12 @@ class LadderAffine(Adapter):
     def resolve(cls, config: LadderAffineConfig, backbone: Backbone) -> LadderAffineConfig:
         """Fill the rates left unset: the paper's, carried over from width 768."""
         ratio = backbone.dim / PAPER_DIM
-        unset = {f: r * ratio**e for f, (r, e) in RATES.items() if getattr(config, f) is None}
+        shrink = min(ratio, 1.0)  # narrow models need less; that wide ones bear more is not known
+        unset = {
+            field: rate * (shrink if exponent > 0 else ratio) ** exponent
+            for field, (rate, exponent) in RATES.items()
+            if getattr(config, field) is None
+        }
         return dataclasses.replace(config, **unset)
 
     def build(self) -> None:
@@ -154,19 +160,20 @@ class LadderAffine(Adapter):
     def initial_state(self) -> LadderAffineState:
         """No momentum, no average."""
         c = self.config
-        groups: list[tuple[list[nn.Parameter], float | None]] = []
+        affine: list[tuple[list[nn.Parameter], float]] = []
+        ladder: list[tuple[list[nn.Parameter], float]] = []
         if c.affine != "off":
             network = cast(AttentionAffine, self.extras["affine"])
-            groups += [(list(network.token.parameters()), c.lr_token)]
-            groups += [(list(network.affine.parameters()), c.lr_affine)]
+            affine += [(list(network.token.parameters()), c.lr_token or 0.0)]
+            affine += [(list(network.affine.parameters()), c.lr_affine or 0.0)]
         if c.ladder != "off":
-            ladder = cast(Ladder, self.extras["ladder"])
-            groups += [(list(ladder.psi.parameters()), c.lr_psi)]
-            groups += [([ladder.weight, ladder.bias], c.lr_ladder)]
-        rated = [(params, lr) for params, lr in groups if lr is not None]
+            hln = cast(Ladder, self.extras["ladder"])
+            ladder += [(list(hln.psi.parameters()), c.lr_psi or 0.0)]
+            ladder += [([hln.weight, hln.bias], c.lr_ladder or 0.0)]
         return LadderAffineState(
             Sgd([(self._norms(), c.lr or 0.0)], momentum=c.momentum),
-            Sgd(rated, momentum=c.momentum),
+            Sgd(affine, momentum=c.momentum),
+            Sgd(ladder, momentum=c.momentum),
             torch.full((), torch.nan, device=self.backbone.device),
         )
 
@@ -174,7 +181,8 @@ class LadderAffine(Adapter):
         """Two passes: modules step on the first gradient, norm layers on the perturbed one."""
         c, state = self.config, self.state
         ln_c = math.log(self.backbone.classes)
-        norms, modules = state.model_sgd.params, state.module_sgd.params
+        norms = state.model_sgd.params
+        modules = [*state.affine_sgd.params, *state.ladder_sgd.params]
 
         one = self._forward(images, similarity=True)
         reliable = (one.h < c.margin * ln_c) & self.valid
@@ -187,7 +195,7 @@ class LadderAffine(Adapter):
             [*norms, *modules],
         )
         if c.update == "split":
-            state.module_sgd.step(grads[len(norms) :], where=used)
+            self._step_modules(grads[len(norms) :], used, unknown.any())
             norm_grads, climbed = grads[: len(norms)], norms
         else:
             norm_grads, climbed = grads, [*norms, *modules]
@@ -201,8 +209,8 @@ class LadderAffine(Adapter):
         moved = (still | unknown).any()
         state.model_sgd.step(grads[: len(norms)], where=moved)
         if c.update == "joint":
-            state.module_sgd.step(grads[len(norms) :], where=moved)
-        reset = self._recover(masked_mean(two.h.detach(), still), still.any())
+            self._step_modules(grads[len(norms) :], moved, unknown.any())
+        reset = self._recover(masked_mean(two.h.detach(), still), still.any(), one.h)
 
         shown = {"first": one, "second": two}.get(c.predict_from)
         if shown is None:
@@ -211,6 +219,12 @@ class LadderAffine(Adapter):
         details = {"reliable": reliable, "unknown": unknown, "reset": reset}
         details |= {"mean_entropy": state.mean_entropy.clone()}
         return self._prediction(shown, details)
+
+    def _step_modules(self, grads: list[Tensor], used: Tensor, unknown: Tensor) -> None:
+        """T and A learn from every used batch, Psi and HLN from one with unknown samples only."""
+        count = len(self.state.affine_sgd.params)
+        self.state.affine_sgd.step(grads[:count], where=used)
+        self.state.ladder_sgd.step(grads[count:], where=unknown)
 
     def answer(self, images: Tensor) -> Prediction:
         """Class prediction from the class token, OOD score from the fusion, as of now."""
@@ -244,10 +258,11 @@ class LadderAffine(Adapter):
         share = reliable.float().mean() if self.config.sim_scale == "reliable" else 1.0
         return used * share
 
-    def _recover(self, mean: Tensor, seen: Tensor) -> Tensor:
-        """A vanishing average entropy means that every input gets one class: start again."""
-        running_mean_(self.state.mean_entropy, mean, self.config.average, where=seen)
-        collapsed = (self.state.mean_entropy < self.config.recover_below) & self.valid
+    def _recover(self, mean: Tensor, seen: Tensor, h: Tensor) -> Tensor:
+        """A vanishing average entropy means one class for every input: start again. NaN, too."""
+        past = self.state.mean_entropy
+        running_mean_(past, mean, self.config.average, where=seen)
+        collapsed = ((past < self.config.recover_below) | ~h.isfinite().all()) & self.valid
         self.recover(collapsed)
         return collapsed
 

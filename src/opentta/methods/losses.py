@@ -4,6 +4,11 @@ import torch
 from torch import Tensor
 
 
+def wide(values: Tensor) -> Tensor:
+    """Half-precision values as float32, others as they are."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def entropy(logits: Tensor) -> Tensor:
     """H(p) = -sum_c p_c ln p_c of p = softmax(logits), in nats: (B, C) -> (B,).
 
@@ -11,7 +16,7 @@ def entropy(logits: Tensor) -> Tensor:
         >>> entropy(torch.zeros(1, 4))
         tensor([1.3863])
     """
-    log_p = logits.float().log_softmax(dim=1)
+    log_p = wide(logits).log_softmax(dim=1)
     return -(log_p.exp() * log_p).sum(dim=1)
 
 
@@ -22,7 +27,7 @@ def energy(logits: Tensor) -> Tensor:
         >>> energy(torch.zeros(1, 4))
         tensor([-1.3863])
     """
-    return -logits.float().logsumexp(dim=1)
+    return -wide(logits).logsumexp(dim=1)
 
 
 def probability_entropy(p: Tensor) -> Tensor:
@@ -64,5 +69,5 @@ def fused_entropy(logits: Tensor, ood_logits: Tensor, alpha: float | Tensor) -> 
 
     ``alpha`` may be a tensor (A, 1, 1) of a whole grid: the result is then (A, B).
     """
-    p = alpha * logits.float().softmax(dim=1) + (1 - alpha) * ood_logits.float().softmax(dim=1)
+    p = alpha * wide(logits).softmax(dim=1) + (1 - alpha) * wide(ood_logits).softmax(dim=1)
     return probability_entropy(p)

@@ -2,6 +2,7 @@
 
 torch's optimisers cannot be told by a tensor not to step. These can: where ``where`` is false,
 neither a parameter nor a moment changes by a single bit, and nothing is read back to the host.
+The same holds for a gradient that is not finite.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,12 @@ def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) ->
     assign([past], [fresh], where)
 
 
+def finite(grads: Sequence[Tensor], where: Tensor | None) -> Tensor:
+    """``where``, and false if any gradient is NaN or infinite: a bool scalar on the device."""
+    sane = torch.stack(torch._foreach_norm(list(grads))).isfinite().all()
+    return sane if where is None else where & sane
+
+
 class Sgd:
     """SGD with momentum, as torch's (no dampening, no weight decay); a rate a group."""
 
@@ -52,6 +59,7 @@ class Sgd:
         """One step along ``grads``, aligned with the parameters; ``scale`` multiplies each rate."""
         if not self.params:
             return
+        where = finite(grads, where)
         update: Sequence[Tensor] = list(grads)
         if self.momentum:
             moments = torch._foreach_mul(self.moments, self.momentum)
@@ -85,6 +93,7 @@ class Adam:
     def step(self, grads: Sequence[Tensor], *, where: Tensor | None = None) -> None:
         """One step along ``grads``, aligned with the parameters."""
         gradients = list(grads)
+        where = finite(gradients, where)
         beta1, beta2 = self.betas
         count = self.count + 1
         first = torch._foreach_lerp(self.first, gradients, 1 - beta1)
@@ -92,8 +101,9 @@ class Adam:
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
         bias1, bias2 = 1 - beta1**count, (1 - beta2**count).sqrt()
         denominators = torch._foreach_sqrt(second)
+        delta_type = denominators[0].dtype  # 1e-8 is nothing in half precision: no 0 / 0
         torch._foreach_div_(denominators, bias2.to(denominators[0].dtype))
-        torch._foreach_add_(denominators, 1e-8)
+        torch._foreach_add_(denominators, max(1e-8, torch.finfo(delta_type).smallest_normal))
         delta = torch._foreach_div(first, denominators)
         torch._foreach_mul_(delta, (-self.lr / bias1).to(delta[0].dtype))
         assign(self.params, torch._foreach_add(self.params, delta), where)

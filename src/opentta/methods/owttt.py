@@ -12,7 +12,8 @@ Departures from the authors' code:
 - Seen features of the first forward are aligned (there, of another forward, which on a network
   without BatchNorm gives the same). STAMP's port aligns all samples: ``align_on="all"``; it also
   compares with the mean of the normalised prototypes and never passes its alignment scale on.
-- The Kullback-Leibler divergences are taken in float64, in closed form.
+- The Kullback-Leibler divergences are taken in float64, in closed form; the ridge is at least 1e-6,
+  and a batch larger than the window moves the target by its own size, not by the window's.
 - No decision to reject is taken, so the second queue of scores, which serves it, is left out.
 - Rates are those of STAMP's port for a Vision Transformer; theirs for ResNet-50 are lr 0.001 and
   a ``ce_scale`` set a dataset.

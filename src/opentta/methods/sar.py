@@ -91,16 +91,16 @@ class Sar(Adapter):
             loss = masked_mean(h2, still)
             grads = self.gradients(loss, self.params)
         state.sgd.step(grads, where=self.valid if c.official_quirks else still.any())
-        reset = self._recover(loss.detach(), still.any())
+        reset = self._recover(loss.detach(), still.any(), h)
         details = {"reliable": reliable, "mean_entropy": state.mean_entropy.clone(), "reset": reset}
         return Prediction(logits, ood_score=h, details=details)
 
-    def _recover(self, loss: Tensor, seen: Tensor) -> Tensor:
-        """A vanishing average entropy means that every input gets one class: start again."""
+    def _recover(self, loss: Tensor, seen: Tensor, h: Tensor) -> Tensor:
+        """A vanishing average entropy means one class for every input: start again. NaN, too."""
         c, state = self.config, self.state
         past = state.mean_entropy
         running_mean_(past, loss, c.average, where=seen)
-        collapsed = (past < c.recover_below) & self.valid
+        collapsed = ((past < c.recover_below) | ~h.isfinite().all()) & self.valid
         survivors = [past, *state.sgd.moments] if c.official_quirks else []
         kept = [t.clone() for t in survivors]
         self.recover(collapsed)

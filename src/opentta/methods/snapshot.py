@@ -33,6 +33,11 @@ def flatten(adapter: Adapter) -> dict[str, Tensor]:
         value = getattr(adapter.state, field.name)
         if isinstance(value, Tensor):
             flat[f"state.{field.name}"] = value
+        elif not hasattr(value, "tensors"):
+            raise StateError(
+                f"{type(adapter.state).__name__}.{field.name} is {type(value).__name__}: what a "
+                "method remembers must be a tensor, or have tensors() giving name -> tensor"
+            )
         else:
             flat.update({f"state.{field.name}.{n}": t for n, t in value.tensors().items()})
     return flat
@@ -73,7 +78,10 @@ class Snapshot:
                 "this is no adapter state: expected what adapter.state_dict() gave, got keys "
                 f"{sorted(state)[:4]}"
             )
-        theirs = json.loads(bytes(state["identity"].cpu().tolist()).decode())
+        try:
+            theirs = dict(json.loads(bytes(state["identity"].cpu().tolist()).decode()))
+        except (TypeError, ValueError) as error:
+            raise StateError(f"the saved state's identity cannot be read: {error}") from None
         for key, ours in self._identity(adapter).items():
             if theirs.get(key) != ours:
                 raise StateError(
@@ -81,6 +89,13 @@ class Snapshot:
                     "Build the adapter as it was when the state was saved"
                 )
         self._check_tensors(adapter, state)
+        expected, came = (t.numel() for t in (adapter.generator.get_state(), state["generator"]))
+        if expected != came:
+            raise StateError(
+                f"the saved generator has {came} bytes, that of {adapter.backbone.device} has "
+                f"{expected}: the state was saved on another kind of device, where random numbers "
+                "are other ones; load it into an adapter on that kind"
+            )
         restore(adapter, {n: t for n, t in state.items() if not n.startswith("source.")})
         source = {
             n.removeprefix("source."): t.to(adapter.backbone.device).clone()
@@ -99,12 +114,17 @@ class Snapshot:
         for name, tensor in flatten(adapter).items():
             if varying and name.startswith(varying):
                 continue
-            if name not in state or state[name].shape != tensor.shape:
-                came = tuple(state[name].shape) if name in state else "nothing"
+            there = state.get(name)
+            if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
+                came = "nothing" if there is None else f"{tuple(there.shape)} {there.dtype}"
                 raise StateError(
                     f"the saved state does not fit: expected {name} of shape "
-                    f"{tuple(tensor.shape)}, got {came}"
+                    f"{tuple(tensor.shape)} {tensor.dtype}, got {came}"
                 )
+        known = {*flatten(adapter), "identity", "generator"}
+        foreign = [n for n in state if n not in known and not n.startswith(("source.", *varying))]
+        if foreign:
+            raise StateError(f"the saved state has entries of something else: {foreign[:4]}")
 
     def _identity(self, adapter: Adapter) -> dict[str, Any]:
         backbone = adapter.backbone
@@ -113,11 +133,14 @@ class Snapshot:
             "format": FORMAT,
             "method": adapter.name,
             "version": adapter.version,
+            "seed": adapter._seed,
             "config": json.loads(json.dumps(dataclasses.asdict(adapter.config))),
             "backbone": {
                 "family": backbone.family,
                 "dim": backbone.dim,
                 "depth": backbone.depth,
+                "heads": backbone.heads,
+                "layers": hashlib.blake2b(repr(backbone.model).encode(), digest_size=8).hexdigest(),
                 "classes": backbone.classes if index is None else index.tolist(),
                 "mean": backbone.mean.flatten().tolist(),
                 "std": backbone.std.flatten().tolist(),

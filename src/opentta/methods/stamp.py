@@ -7,6 +7,7 @@ ECCV 2024, https://arxiv.org/abs/2407.15773. ``views`` forwards a batch (one mor
 Departures from the authors' code:
 - The rate falls along half a cosine and stays down. There it rises again after ``horizon`` updates,
   which happens on any stream that is long enough; ``schedule="periodic"`` restores that.
+- At a rate of exactly zero the two passes on the memory are left out: they would change nothing.
 - Nothing depends on the number of classes. There, C = 1000 means a horizon of 750 and no check
   against the source model, any other C ``horizon=150, consistency=True``.
 - The top blocks are left out by their place, not by the names blocks.9, 10 and 11; ``skip_blocks``

@@ -4,7 +4,8 @@ Wang et al., ICLR 2021, https://arxiv.org/abs/2006.10726. One forward, one backw
 
 Departures from the authors' code: theirs adapts BatchNorm; on a Vision Transformer, as all later
 work does, the scale and shift of every norm layer. Their CIFAR runs use Adam at 1e-3
-(``optimizer="adam", lr=1e-3``); the paper reproduced here states SGD and 0.005.
+(``optimizer="adam", lr=1e-3``); the paper reproduced here states 0.005 and names no optimiser: SGD
+is our reading.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,7 @@
 """UniEnt and UniEnt+: unified entropy optimisation for open-set test-time adaptation.
 
-Gao et al., CVPR 2024, https://arxiv.org/abs/2404.06065. Built on TENT, as in their main tables.
+Gao et al., CVPR 2024, https://arxiv.org/abs/2404.06065. Built on TENT, as in their main tables;
+their combinations with EATA and OSTTA are left out.
 Two forwards (one without gradients), one backward and one small mixture fit a batch.
 
 Departures from the authors' code:

@@ -131,7 +131,9 @@ def mean_cosine(features: Tensor, skip: int = 0) -> Tensor:
         tensor([1.0000])
     """
     count = features.shape[1] - skip
-    total: Tensor = _MeanCosine.apply(features.float(), skip)
+    if features.dtype != torch.float64:
+        features = features.float()  # half precision is too coarse for a sum over patches
+    total: Tensor = _MeanCosine.apply(features, skip)
     return (total - count) / max(count * (count - 1), 1)
 
 

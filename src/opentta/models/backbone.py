@@ -7,6 +7,7 @@ as one classifier.
 """
 
 import copy
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -181,11 +182,22 @@ class Backbone(nn.Module, ABC):
                 f"skip_top={skip_top} leaves no block of a backbone with {self.depth} blocks to "
                 f"adapt; pass a skip_top between 0 and {self.depth - 1}"
             )
+        outside = [i for i in skip_blocks if not 0 <= i < self.depth]
+        if outside:
+            raise ConfigError(
+                f"skip_blocks: expected indices from 0 to {self.depth - 1}, got {outside}"
+            )
         first, last = self.outer_norms()
         kept = [i for i in range(self.depth - skip_top) if i not in set(skip_blocks)]
         modules = [*first, *(norm for i in kept for norm in self.block_norms(i))]
         modules += last if outer else []
-        found = [p for module in modules for p in module.parameters()]
+        unique = dict.fromkeys(p for module in modules for p in module.parameters())
+        found = list(unique)  # a norm shared by two blocks counts once
+        if not kept:
+            raise NothingToAdaptError(
+                f"skip_top={skip_top} and skip_blocks={tuple(skip_blocks)} leave no block of "
+                f"{self.depth} to adapt; skip fewer"
+            )
         if not found:
             raise NothingToAdaptError(
                 f"no norm layer with scale or shift found in the {len(kept)} selected blocks of "
@@ -198,11 +210,14 @@ class Backbone(nn.Module, ABC):
 def _class_index(classes: Sequence[int] | None, total: int, device: torch.device) -> Tensor | None:
     if classes is None:
         return None
-    index = [int(c) for c in classes]
-    if not index or len(set(index)) != len(index) or min(index) < 0 or max(index) >= total:
+    try:
+        index = [operator.index(c) for c in classes]
+    except TypeError:
+        index = []
+    if len(index) < 2 or len(set(index)) != len(index) or min(index) < 0 or max(index) >= total:
         raise ConfigError(
-            f"classes must be distinct indices between 0 and {total - 1}, at least one; got "
-            f"{index[:8]}{'...' if len(index) > 8 else ''} ({len(index)} in all)"
+            f"classes must be distinct indices between 0 and {total - 1}, at least two; got "
+            f"{str(classes)[:60]}"
         )
     return torch.tensor(index, device=device)
 

@@ -33,6 +33,12 @@ class HuggingFaceBackbone(Backbone):
                 "transformers 5; upgrade transformers, or load the checkpoint with timm"
             )
         config = model.config
+        width = self.blocks[0].attention.q_proj.out_features
+        if width != config.hidden_size:
+            raise UnsupportedModelError(
+                f"this ViTForImageClassification attends in {width} channels with tokens of "
+                f"{config.hidden_size}; only equal widths are supported"
+            )
         self.dim = config.hidden_size
         self.heads = config.num_attention_heads
         self.prefix = 1

@@ -1,5 +1,6 @@
 """Which mean and std a model wants: read from the model, or said by the user; never guessed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -41,7 +42,8 @@ def resolve_normalization(model: nn.Module, normalization: Normalization) -> Sta
             "expected normalization 'auto', 'imagenet', 'half' or (mean, std) with three numbers "
             f"each, got {normalization!r}"
         ) from None
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+    finite = all(math.isfinite(v) for v in (*mean, *std))
+    if len(mean) != 3 or len(std) != 3 or not finite or min(std) <= 0:
         raise NormalizationError(
             f"expected three means and three positive stds, got mean {mean} and std {std}"
         )

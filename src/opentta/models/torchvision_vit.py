@@ -28,12 +28,13 @@ class TorchvisionBackbone(Backbone):
         """Read the sizes; refuse heads of more than one layer and foreign blocks."""
         model = self.model
         refuse_batch_norm(model)
-        if len(model.heads) != 1:
+        heads = model.heads  # fine-tuning often puts a plain Linear in the Sequential's place
+        if not isinstance(heads, nn.Linear) and len(heads) != 1:
             raise UnsupportedModelError(
                 "opentta cannot adapt a torchvision VisionTransformer with representation_size: "
                 "its head is not one Linear layer; build it with representation_size=None"
             )
-        linear_head(model.heads[0], model)
+        self.head = linear_head(heads if isinstance(heads, nn.Linear) else heads[0], model)
         if not len(self.blocks):
             raise UnsupportedModelError("this torchvision VisionTransformer has no blocks")
         for index, block in enumerate(self.blocks):
@@ -87,8 +88,7 @@ class TorchvisionBackbone(Backbone):
 
     def head_weight(self) -> Tensor:
         """Its weight."""
-        weight: Tensor = self.model.heads[0].weight
-        return weight
+        return self.head.weight
 
     def block_norms(self, index: int) -> list[nn.Module]:
         """ln_1 and ln_2."""
