@@ -104,8 +104,16 @@ def build(name: str, args: argparse.Namespace, model: nn.Module, images: Tensor)
     adapter = opentta.adapt(model, method, normalization="half", **fields)
     if adapter.needs_source:
         adapter.fit_source([images] * 2)
+    memory = getattr(adapter.state, "memory", None)
+    if memory is not None:  # random weights fill no class-balanced memory by themselves
+        stored = images[torch.arange(MEMORY, device=images.device) % len(images)]
+        labels = torch.arange(MEMORY, device=images.device) % adapter.backbone.classes
+        uncertain = [torch.zeros(MEMORY)] if method == "rotta" else []
+        memory.add(stored, labels, *uncertain)
     for _ in range(args.warm):
         adapter(images)
+    if memory is not None and len(memory) != MEMORY:
+        sys.exit(f"{name}: expected a full memory of {MEMORY}, got {len(memory)}")
     return adapter
 
 

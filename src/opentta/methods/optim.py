@@ -16,9 +16,11 @@ def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | 
     if not targets:
         return
     with torch.no_grad():
-        if where is not None:
-            values = [torch.where(where, v, t) for v, t in zip(values, targets, strict=True)]
-        torch._foreach_copy_(list(targets), list(values))
+        if where is None:
+            torch._foreach_copy_(list(targets), list(values))
+            return
+        for value, target in zip(values, targets, strict=True):
+            torch.where(where, value, target, out=target)
 
 
 def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:
