@@ -20,7 +20,7 @@ def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | 
             torch._foreach_copy_(list(targets), list(values))
             return
         for value, target in zip(values, targets, strict=True):
-            torch.where(where, value, target, out=target)
+            torch.where(where, value.to(target.dtype), target, out=target)
 
 
 def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:
