@@ -3,7 +3,7 @@
     python examples/adapt_real_images.py [--corruption gaussian_noise] [--severity 3]
 
 Needs the folder imagenet-mini (a ViT-Tiny, validation images, textures): it is looked for in
-$OPENTTA_DATA, else in ../shared beside the repository. Takes about five minutes on two cores.
+$OPENTTA_DATA, else in ../shared beside the repository. Takes about four minutes on two cores.
 """
 
 import argparse
