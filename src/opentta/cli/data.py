@@ -1,31 +1,20 @@
-"""The ``opentta`` command. Each subcommand is a dataclass whose ``run`` does the work."""
+"""``opentta data``: look after data sets."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, subcommand
 
-from opentta.errors import OpenttaError
+from opentta.cli.console import PLAIN, make_console, processors
 
 if TYPE_CHECKING:
     from opentta.datasets.checking import Finding
-
-USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
-
-
-class Command(Protocol):
-    """What a subcommand is: its fields are the arguments, ``run`` gives the exit status."""
-
-    def run(self) -> int:
-        """Do the work; an ``OpenttaError`` becomes one line and status 2."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ class DataCheck:
         from opentta.datasets.catalog import DATASETS
         from opentta.datasets.checking import check
 
-        console, progress = _console(), _console(stderr=True)
+        console, progress = make_console(), make_console(stderr=True)
         names: Sequence[str] | None = self.datasets or None
         if names and "all" in names:
             names = list(DATASETS)
@@ -67,7 +56,7 @@ class DataCheck:
                 names,
                 full=self.full,
                 severity=self.severity,
-                workers=self.workers or _processors(),
+                workers=self.workers or processors(),
                 progress=lambda name, done, total: status.update(f"{name}: {done:,} of {total:,}"),
             )
         _print_findings(console, self.root, findings, self.full)
@@ -113,7 +102,7 @@ class DataCorrupt:
         from opentta.datasets.corrupt_folder import corrupt_folder
         from opentta.datasets.corruptions import CORRUPTIONS, check_request
 
-        console = _console()
+        console = make_console()
         cells = [(c, s) for c in self.corruption or CORRUPTIONS for s in self.severity]
         for corruption, severity in cells:  # a typing error shows before hours of work, not after
             check_request(corruption, severity)
@@ -131,10 +120,10 @@ class DataCorrupt:
             console.print(
                 f"{report.folder}: {report.written:,} written, {report.already_there:,} there "
                 f"already, {len(report.skipped):,} skipped",
-                **_PLAIN,
+                **PLAIN,
             )
             for skipped in report.skipped:
-                console.print(f"  skipped {skipped.path}: {skipped.reason}", **_PLAIN)
+                console.print(f"  skipped {skipped.path}: {skipped.reason}", **PLAIN)
         return 0
 
 
@@ -149,90 +138,6 @@ class Data:
     def run(self) -> int:
         """Run the chosen subcommand."""
         return self.command.run()
-
-
-@dataclass(frozen=True)
-class Methods:
-    """List the methods: what each does, what it needs, and how to cite it.
-
-    A method that needs source data says so: call adapter.fit_source(loader) before it runs.
-    """
-
-    names: Positional[tuple[str, ...]] = ()
-    """Methods to show. Left out: all."""
-
-    bibtex: bool = False
-    """Print the BibTeX entries instead, ready to paste."""
-
-    def run(self) -> int:
-        """Print one table, or the entries."""
-        from opentta import registry
-
-        console = _console()
-        classes = [registry.method(name) for name in self.names or registry.methods()]
-        if self.bibtex:
-            entries = dict.fromkeys(cls.bibtex for cls in classes if cls.bibtex)
-            console.print("\n\n".join(entries), **_PLAIN)
-            return 0
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.ASCII2)
-        table.add_column("method", no_wrap=True)
-        table.add_column("source data", no_wrap=True)
-        table.add_column("what it does", overflow="fold")
-        for cls in classes:
-            idea = (cls.__doc__ or "").strip().splitlines()[:1]
-            table.add_row(cls.name, "yes" if cls.needs_source else "-", "".join(idea))
-        console.print(table)
-        return 0
-
-
-COMMANDS: tuple[tuple[str, type[Command]], ...] = (("data", Data), ("methods", Methods))
-"""Name and class of every subcommand; a new one is one more line."""
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of the ``opentta`` command."""
-    command = _parse(args)
-    try:
-        status = command.run()
-    except (OpenttaError, OSError) as error:  # OSError: no permission, no space on the disk
-        _console(stderr=True).print(f"error: {error}", **_PLAIN)
-        status = USAGE_ERROR
-    except KeyboardInterrupt:
-        _console(stderr=True).print("interrupted", **_PLAIN)
-        status = 130  # 128 + SIGINT, as shells report it
-    sys.exit(status)
-
-
-_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-
-
-def _parse(args: Sequence[str] | None) -> Command:
-    choices: list[Any] = [Annotated[kind, subcommand(name)] for name, kind in COMMANDS]
-    return cast(
-        Command,
-        tyro.cli(
-            cast(Any, Union[tuple(choices)]),  # noqa: UP007  # built from a list, not written out
-            prog="opentta",
-            description="Open-world test-time adaptation of Vision Transformers.",
-            args=args,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        ),
-    )
-
-
-def _console(stderr: bool = False) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=stderr)
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _print_findings(console: Any, root: Path, findings: Sequence[Finding], full: bool) -> None:
@@ -259,15 +164,11 @@ def _print_findings(console: Any, root: Path, findings: Sequence[Finding], full:
         )
     console.print(table)
     for finding in findings:
-        console.print(f"\n{finding.name}: {finding.state}", **_PLAIN)
+        console.print(f"\n{finding.name}: {finding.state}", **PLAIN)
         for note in finding.notes:
-            console.print(f"  - {note}", **_PLAIN)
-        console.print(f"  folder:    {finding.folder}/{finding.layout}", **_PLAIN)
-        console.print(f"  published: {finding.page}", **_PLAIN)
+            console.print(f"  - {note}", **PLAIN)
+        console.print(f"  folder:    {finding.folder}/{finding.layout}", **PLAIN)
+        console.print(f"  published: {finding.page}", **PLAIN)
     lacking = [finding.name for finding in findings if finding.state != "found"]
     verdict = f"not complete: {', '.join(lacking)}" if lacking else "nothing is missing"
-    console.print(f"\n{len(findings)} data sets looked for; {verdict}", **_PLAIN)
-
-
-if __name__ == "__main__":
-    main()
+    console.print(f"\n{len(findings)} data sets looked for; {verdict}", **PLAIN)

@@ -1,0 +1,48 @@
+"""The ``opentta`` command. Each subcommand is a dataclass whose ``run`` does the work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Union, cast
+
+import tyro
+from tyro.conf import subcommand
+
+from opentta.cli.console import PLAIN, Command, make_console
+from opentta.cli.data import Data
+from opentta.cli.methods import Methods
+from opentta.errors import OpenttaError
+
+USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
+
+COMMANDS: tuple[tuple[str, type[Command]], ...] = (("data", Data), ("methods", Methods))
+"""Name and class of every subcommand; a new one is one more line."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the ``opentta`` command."""
+    command = _parse(args)
+    try:
+        status = command.run()
+    except (OpenttaError, OSError) as error:  # OSError: no permission, no space on the disk
+        make_console(stderr=True).print(f"error: {error}", **PLAIN)
+        status = USAGE_ERROR
+    except KeyboardInterrupt:
+        make_console(stderr=True).print("interrupted", **PLAIN)
+        status = 130  # 128 + SIGINT, as shells report it
+    sys.exit(status)
+
+
+def _parse(args: Sequence[str] | None) -> Command:
+    choices: list[Any] = [Annotated[kind, subcommand(name)] for name, kind in COMMANDS]
+    return cast(
+        Command,
+        tyro.cli(
+            cast(Any, Union[tuple(choices)]),  # noqa: UP007  # built from a list, not written out
+            prog="opentta",
+            description="Open-world test-time adaptation of Vision Transformers.",
+            args=args,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        ),
+    )

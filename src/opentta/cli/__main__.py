@@ -1,0 +1,5 @@
+"""``python -m opentta.cli``."""
+
+from opentta.cli import main
+
+main()

@@ -1,0 +1,46 @@
+"""``opentta methods``: what there is to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+from opentta.cli.console import PLAIN, make_console
+
+
+@dataclass(frozen=True)
+class Methods:
+    """List the methods: what each does, what it needs, and how to cite it.
+
+    A method that needs source data says so: call adapter.fit_source(loader) before it runs.
+    """
+
+    names: Positional[tuple[str, ...]] = ()
+    """Methods to show. Left out: all."""
+
+    bibtex: bool = False
+    """Print the BibTeX entries instead, ready to paste."""
+
+    def run(self) -> int:
+        """Print one table, or the entries."""
+        from opentta import registry
+
+        console = make_console()
+        classes = [registry.method(name) for name in self.names or registry.methods()]
+        if self.bibtex:
+            entries = dict.fromkeys(cls.bibtex for cls in classes if cls.bibtex)
+            console.print("\n\n".join(entries), **PLAIN)
+            return 0
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.ASCII2)
+        table.add_column("method", no_wrap=True)
+        table.add_column("source data", no_wrap=True)
+        table.add_column("what it does", overflow="fold")
+        for cls in classes:
+            idea = (cls.__doc__ or "").strip().splitlines()[:1]
+            table.add_row(cls.name, "yes" if cls.needs_source else "-", "".join(idea))
+        console.print(table)
+        return 0
