@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union, cast
 import tyro
 from tyro.conf import subcommand
 
+from opentta.bench.doctor import Doctor
 from opentta.cli.console import PLAIN, Command, make_console
 from opentta.cli.data import Data
 from opentta.cli.methods import Methods
@@ -16,7 +17,11 @@ from opentta.errors import OpenttaError
 
 USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
 
-COMMANDS: tuple[tuple[str, type[Command]], ...] = (("data", Data), ("methods", Methods))
+COMMANDS: tuple[tuple[str, type[Command]], ...] = (
+    ("data", Data),
+    ("methods", Methods),
+    ("doctor", Doctor),
+)
 """Name and class of every subcommand; a new one is one more line."""
 
 

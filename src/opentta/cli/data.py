@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import Positional, subcommand
 
 from opentta.cli.console import PLAIN, make_console, processors
+from opentta.datasets.imagenet_mini_rebuild import DataImagenetMini
 
 if TYPE_CHECKING:
     from opentta.datasets.checking import Finding
@@ -129,10 +130,12 @@ class DataCorrupt:
 
 @dataclass(frozen=True)
 class Data:
-    """Look after data sets: check what is there, make corrupted copies."""
+    """Look after data sets: check what is there, make corrupted copies, rebuild imagenet-mini."""
 
     command: (
-        Annotated[DataCheck, subcommand("check")] | Annotated[DataCorrupt, subcommand("corrupt")]
+        Annotated[DataCheck, subcommand("check")]
+        | Annotated[DataCorrupt, subcommand("corrupt")]
+        | Annotated[DataImagenetMini, subcommand("imagenet-mini")]
     )
 
     def run(self) -> int:
@@ -145,7 +148,8 @@ def _print_findings(console: Any, root: Path, findings: Sequence[Finding], full:
     from rich.table import Table
 
     looked = "every image decoded" if full else "headers only; --full decodes every image"
-    table = Table(title=f"Data sets in {root} ({looked})", box=box.ASCII2, title_justify="left")
+    console.print(f"Data sets in {root} ({looked})", **PLAIN)
+    table = Table(box=box.ASCII2)
     table.add_column("data set", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for heading in ("images", "classes", "unreadable"):

@@ -1,226 +1,21 @@
-"""The data sets of the paper, and a few more, by name: folder, layout, counts and home page."""
+"""The data sets of the paper, and a few more, opened by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from opentta.datasets.arrays import CifarC, cifar10, cifar100, svhn
 from opentta.datasets.corrupting import OnTheFly, PartlyMade
-from opentta.datasets.folders import CorruptionFolders, ood_folder
-from opentta.datasets.imagenet import imagenet_a, imagenet_c, imagenet_folder, imagenet_r
-from opentta.datasets.lists import visda2021
+from opentta.datasets.entries import DATASETS as DATASETS  # here because this is its home to users
+from opentta.datasets.entries import Entry as Entry
+from opentta.datasets.folders import CorruptionFolders
 from opentta.datasets.sets import ImageSet, Source
 from opentta.errors import DataError, unknown
 
 if TYPE_CHECKING:
     from opentta.datasets.spec import StreamSpec
     from opentta.datasets.stream import Stream
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A published data set. The counts are the publisher's; ``check`` compares, nobody relies."""
-
-    name: str
-    role: Literal["id", "ood"]
-    folder: str  # below the data root
-    layout: str  # what the folder must hold
-    page: str  # where it is published
-    images: int  # of one corruption and severity, where there are several
-    classes: int | None  # None: the classes play no part
-    read: Callable[[Path], Source]  # from the folder
-    in_paper: bool = True
-    made_from: str = ""  # a clean set from which it is made on the fly where it is absent
-
-
-def _ood(name: str) -> Callable[[Path], Source]:
-    return lambda folder: ood_folder(folder, name)
-
-
-def _ood_c(name: str) -> Callable[[Path], Source]:
-    return lambda folder: CorruptionFolders(name, folder, ood_folder)
-
-
-_MOS = "https://github.com/deeplearning-wisc/large_scale_ood"
-_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
-_TREE_C = "<corruption>/<severity>/<wnid>/*.JPEG"
-_HENDRYCKS = "https://github.com/hendrycks"
-
-_ENTRIES = (
-    Entry(
-        name="imagenet-c",
-        role="id",
-        folder="ImageNet-C",
-        layout=_TREE_C,
-        page="https://doi.org/10.5281/zenodo.2235448",
-        images=50_000,
-        classes=1000,
-        read=imagenet_c,
-    ),
-    Entry(
-        name="imagenet-val",
-        role="id",
-        folder="imagenet/val",
-        layout="<wnid>/*.JPEG",
-        page="https://www.image-net.org/download.php",
-        images=50_000,
-        classes=1000,
-        read=lambda folder: OnTheFly(imagenet_folder(folder, "imagenet-val")),
-    ),
-    Entry(
-        name="imagenet-r",
-        role="id",
-        folder="imagenet-r",
-        layout="<wnid>/*.jpg",
-        page=f"{_HENDRYCKS}/imagenet-r",
-        images=30_000,
-        classes=200,
-        read=imagenet_r,
-    ),
-    Entry(
-        name="imagenet-a",
-        role="id",
-        folder="imagenet-a",
-        layout="<wnid>/*.jpg",
-        page=f"{_HENDRYCKS}/natural-adv-examples",
-        images=7_500,
-        classes=200,
-        read=imagenet_a,
-    ),
-    Entry(
-        name="visda-2021",
-        role="id",
-        folder="VisDA-2021",
-        layout="val_data/imagenet_c_and_r/<wnid>/* and val_filelists/*.txt",
-        page="https://github.com/VisionLearningGroup/visda21-dev",
-        images=17_304,
-        classes=1000,
-        read=visda2021,
-    ),
-    Entry(
-        name="textures",
-        role="ood",
-        folder="dtd/images",
-        layout="<class>/*.jpg",
-        page="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        images=5_640,
-        classes=47,
-        read=_ood("textures"),
-    ),
-    Entry(
-        name="places",
-        role="ood",
-        folder="Places",
-        layout="images/*.jpg",
-        page=_MOS,
-        images=10_000,
-        classes=None,
-        read=_ood("places"),
-    ),
-    Entry(
-        name="inaturalist",
-        role="ood",
-        folder="iNaturalist",
-        layout="images/*.jpg",
-        page=_MOS,
-        images=10_000,
-        classes=None,
-        read=_ood("inaturalist"),
-    ),
-    Entry(
-        name="sun",
-        role="ood",
-        folder="SUN",
-        layout="images/*.jpg",
-        page=_MOS,
-        images=10_000,
-        classes=None,
-        read=_ood("sun"),
-    ),
-    Entry(
-        name="textures-c",
-        role="ood",
-        folder="Textures-C",
-        layout="<corruption>/<severity>/<class>/*.jpg",
-        page="made from textures: opentta data corrupt ROOT/dtd/images ROOT/Textures-C",
-        images=5_640,
-        classes=47,
-        read=_ood_c("textures-c"),
-        made_from="textures",
-    ),
-    Entry(
-        name="places-c",
-        role="ood",
-        folder="Places-C",
-        layout="<corruption>/<severity>/images/*.jpg",
-        page="made from places: opentta data corrupt ROOT/Places ROOT/Places-C",
-        images=10_000,
-        classes=None,
-        read=_ood_c("places-c"),
-        made_from="places",
-    ),
-    Entry(
-        name="cifar-10",
-        role="id",
-        folder="cifar-10-batches-bin",
-        layout="test_batch.bin and batches.meta.txt (the binary version)",
-        page=_CIFAR,
-        images=10_000,
-        classes=10,
-        read=lambda folder: OnTheFly(cifar10(folder)),
-        in_paper=False,
-    ),
-    Entry(
-        name="cifar-100",
-        role="id",
-        folder="cifar-100-binary",
-        layout="test.bin and fine_label_names.txt (the binary version)",
-        page=_CIFAR,
-        images=10_000,
-        classes=100,
-        read=lambda folder: OnTheFly(cifar100(folder)),
-        in_paper=False,
-    ),
-    Entry(
-        name="cifar-10-c",
-        role="id",
-        folder="CIFAR-10-C",
-        layout="<corruption>.npy and labels.npy",
-        page="https://doi.org/10.5281/zenodo.2535967",
-        images=10_000,
-        classes=10,
-        read=lambda folder: CifarC("cifar-10-c", folder),
-        in_paper=False,
-    ),
-    Entry(
-        name="cifar-100-c",
-        role="id",
-        folder="CIFAR-100-C",
-        layout="<corruption>.npy and labels.npy",
-        page="https://doi.org/10.5281/zenodo.3555552",
-        images=10_000,
-        classes=100,
-        read=lambda folder: CifarC("cifar-100-c", folder),
-        in_paper=False,
-    ),
-    Entry(
-        name="svhn",
-        role="ood",
-        folder="SVHN",
-        layout="test_32x32.mat",
-        page="http://ufldl.stanford.edu/housenumbers/",
-        images=26_032,
-        classes=None,
-        read=svhn,
-        in_paper=False,
-    ),
-)
-
-DATASETS = {entry.name: entry for entry in _ENTRIES}
-"""Name -> entry, the paper's data sets first."""
 
 
 def open_dataset(name: str, root: Path | str) -> Source:
@@ -248,9 +43,20 @@ def open_dataset(name: str, root: Path | str) -> Source:
     if stored is not None:
         return stored
     raise DataError(
-        f"expected {name} in {folder} ({entry.layout}), which does not exist; it is published at "
-        f"{entry.page}; `opentta data check {root}` shows what else is there"
+        f"expected {name} in {folder} ({entry.layout}), which does not exist; "
+        + (root_hint(entry, Path(root)) or f"it is published at {entry.page}")
+        + f"; `opentta data check {root}` shows what else is there"
     )
+
+
+def root_hint(entry: Entry, root: Path) -> str:
+    """Advice for a root that is the data set's own folder, or lies within it."""
+    parts = Path(entry.folder).parts
+    resolved = root.resolve()
+    for depth in range(1, len(parts) + 1):
+        if resolved.parts[-depth:] == parts[:depth] and resolved.joinpath(*parts[depth:]).is_dir():
+            return f"the data root is the folder above: pass {resolved.parents[depth - 1]}"
+    return ""
 
 
 def _made(entry: Entry, stored: Source | None, root: Path | str) -> Source:
