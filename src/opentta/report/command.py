@@ -1,0 +1,58 @@
+"""The command ``opentta report``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Make tables, figures and one page of the results in RESULTS.
+
+    Prints the tables, then the files: tables as Markdown, LaTeX and CSV, figures as PDF and PNG,
+    and report.html, which opens in any browser without a network. Needs no GPU and no data set.
+    """
+
+    results: Annotated[Positional[Path], tyro.conf.arg(metavar="RESULTS")]
+    """Folder that a benchmark wrote: the one that holds results.jsonl."""
+
+    out: Path | None = None
+    """Folder to write to. Left out: RESULTS/report."""
+
+    only: Literal["tables", "figures", "page"] | None = None
+    """Write one part alone; the tables take a second, everything some more."""
+
+    def run(self) -> int:
+        """Write, and print the tables and where the files are."""
+        from rich.console import Console
+
+        from opentta.report.study import load_study
+        from opentta.report.table import build_table
+        from opentta.report.terminal import print_table
+        from opentta.report.write import write_report
+
+        console, errors = Console(), Console(stderr=True)
+        with errors.status("reading") as status:
+            study = load_study(self.results)
+            if self.only in (None, "tables"):
+                for section in study.sections:
+                    print_table(build_table(section), console)
+                    console.print()
+            files = write_report(
+                study,
+                self.out,
+                only=self.only,
+                progress=lambda words: status.update(f"writing {words}"),
+            )
+        plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+        folder = self.out or study.store.path / "report"
+        console.print(f"{len(files)} files in {folder}", **plain)
+        for path in files:
+            if path.suffix in (".md", ".html"):
+                console.print(f"  {path}", **plain)
+        return 0

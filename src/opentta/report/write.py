@@ -1,0 +1,93 @@
+"""The whole report: tables, figures and the page, written into one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from opentta.errors import unknown
+from opentta.report.latex import to_latex
+from opentta.report.markdown import to_markdown
+from opentta.report.study import Study, load_study
+from opentta.report.table import build_table
+from opentta.report.tidy import cells_csv, values_csv
+
+PARTS = ("tables", "figures", "page")
+
+
+def write_report(
+    results: Path | str | Study,
+    out: Path | str | None = None,
+    *,
+    only: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Write a report of a store (or of a study of it) and give its files.
+
+    ``out`` is ``results/report`` when left out. ``only`` is one of ``PARTS``. The same store gives
+    the same bytes, on any day.
+
+    Example:
+        >>> import tempfile
+        >>> from opentta.bench.results import Record, Store
+        >>> store = Store(tempfile.mkdtemp())
+        >>> store.append(Record("a1", "ok", cell={"method": "tent"}, metrics={"acc": 0.5}))
+        >>> [path.name for path in write_report(store.path, only="tables")]
+        ['other.md', 'other.tex', 'other.csv', 'other-cells.csv']
+    """
+    if only is not None and only not in PARTS:
+        raise unknown("part of a report", only, PARTS)
+    study = results if isinstance(results, Study) else load_study(results)
+    folder = study.store.path / "report" if out is None else Path(out)
+    say = progress or (lambda words: None)
+    files: list[Path] = []
+    if only in (None, "tables"):
+        say("tables")
+        files += write_tables(study, folder)
+    if only in (None, "figures"):
+        from opentta.report.figures import write_figures
+
+        say("figures")
+        files += write_figures(study, folder)
+    if only in (None, "page"):
+        from opentta.report.page import write_page
+
+        say("page")
+        files += write_page(study, folder)
+    return files
+
+
+def write_tables(study: Study, out: Path) -> list[Path]:
+    """``tables/<preset>.md``, ``.tex``, ``.csv`` and ``-cells.csv`` for every section."""
+    folder = out / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for section, name in zip(study.sections, file_names(study), strict=True):
+        table = build_table(section)
+        for ending, text in (
+            (".md", to_markdown(table, section)),
+            (".tex", to_latex(table)),
+            (".csv", values_csv(section)),
+            ("-cells.csv", cells_csv(section)),
+        ):
+            path = folder / f"{name}{ending}"
+            path.write_text(text, encoding="utf-8", newline="\n")
+            files.append(path)
+    return files
+
+
+def file_names(study: Study) -> tuple[str, ...]:
+    """A name for the files of each section, in order; no two are equal."""
+    names: list[str] = []
+    for section in study.sections:
+        base, number = _slug(section.preset), 2
+        name = base
+        while name.lower() in (other.lower() for other in names):  # T is t on some disks
+            name, number = f"{base}-{number}", number + 1
+        names.append(name)
+    return tuple(names)
+
+
+def _slug(name: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)
+    return kept.strip("-") or "preset"

@@ -1,0 +1,101 @@
+"""Reads a page and a store without the library, for tests that compare the two."""
+
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+
+from opentta.report.page import render_page
+from opentta.report.study import load_study
+
+VOID = {
+    "meta",
+    "link",
+    "img",
+    "br",
+    "wbr",
+    "input",
+    "path",
+    "use",
+    "image",
+    "rect",
+    "line",
+    "circle",
+}
+
+
+class Page(HTMLParser):
+    """The page as a browser would read it: tables as text, ids, addresses and tags in balance."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.addresses, self.images, self.open = [], [], [], []
+        self.tables, self.words, self.heads = {}, [], []
+        self.table = self.cell = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.addresses += [found[name] for name in ("href", "src") if found.get(name)]
+        if tag == "img":
+            self.images.append(found)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.table = self.tables.setdefault(found.get("id", "words"), [])
+        elif tag == "tr" and self.table is not None:
+            self.table.append([])
+        elif tag in ("td", "th") and self.table is not None:
+            self.cell = []
+            if tag == "th":
+                self.heads.append(found.get("scope"))
+
+    def handle_startendtag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.addresses += [found[name] for name in ("href", "src") if found.get(name)]
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        assert self.open.pop() == tag
+        if tag in ("td", "th") and self.table is not None:
+            self.table[-1].append(" ".join("".join(self.cell).split()))
+            self.cell = None
+        elif tag == "table":
+            self.table = None
+
+    def handle_data(self, data):
+        if self.cell is not None:
+            self.cell.append(data)
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(path):
+    page = Page(render_page(load_study(path)))
+    assert page.open == []
+    return page
+
+
+def lines(store):
+    """The stored lines, read without the library."""
+    text = (store / "results.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in text[1:]]
+
+
+def mean(store, method, ood, measure):
+    """Per cent and deviation over seeds, from the lines alone."""
+    seeds = {}
+    for one in lines(store):
+        stream = one["cell"]["stream"]
+        if one["cell"]["method"] == method and (ood is None or stream["ood"][0]["name"] == ood):
+            by_set = seeds.setdefault(one["cell"]["seed"], {})
+            by_set.setdefault(stream["ood"][0]["name"], []).append(100 * one["metrics"][measure])
+    values = [np.mean([np.mean(v) for v in by_set.values()]) for by_set in seeds.values()]
+    return np.mean(values), np.std(values, ddof=1) if len(values) > 1 else None
