@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from opentta import registry
@@ -109,7 +110,7 @@ class Cell:
         values: dict[str, Any] = plain(description)
         return values
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Name of the cell in the store."""
         return content_hash(self.describe())
