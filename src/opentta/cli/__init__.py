@@ -10,16 +10,22 @@ import tyro
 from tyro.conf import subcommand
 
 from opentta.bench.doctor import Doctor
+from opentta.cli.bench import Bench
 from opentta.cli.console import PLAIN, Command, make_console
 from opentta.cli.data import Data
 from opentta.cli.methods import Methods
+from opentta.cli.tune import Tune
 from opentta.errors import OpenttaError
+from opentta.report.command import ReportCommand
 
 USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
 
 COMMANDS: tuple[tuple[str, type[Command]], ...] = (
-    ("data", Data),
+    ("bench", Bench),
+    ("tune", Tune),
+    ("report", ReportCommand),
     ("methods", Methods),
+    ("data", Data),
     ("doctor", Doctor),
 )
 """Name and class of every subcommand; a new one is one more line."""

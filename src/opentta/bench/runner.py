@@ -1,0 +1,305 @@
+"""The runner: the walk along a stream and the walk over cells, the only two loops there are."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+
+import torch
+from torch import nn
+
+from opentta.bench.cells import Cell, Outcome, Progress, Where
+from opentta.bench.engine import Audience, Engine, Watch, failure, one_line
+from opentta.bench.measure import (
+    PeakMemory,
+    Stopwatch,
+    forward_seconds,
+    provenance,
+    release_memory,
+)
+from opentta.bench.results import LINES, Record, Store
+from opentta.bench.settings import device_of, settings
+from opentta.bench.thumbnails import Thumbnails, class_names
+from opentta.bench.tokens import Tail, token_arrays
+from opentta.datasets.catalog import open_stream
+from opentta.datasets.spec import StreamSpec
+from opentta.datasets.stream import Stream
+from opentta.errors import DataError, SourceDataError
+from opentta.methods.adapt import adapt
+from opentta.methods.base import Adapter
+from opentta.metrics.meter import Meter
+from opentta.metrics.samples import Array
+from opentta.metrics.summary import summarize
+from opentta.models.normalization import resolve_normalization
+from opentta.types import Batch
+
+EVERY = 0.25  # seconds between two words on progress
+FIRST_LOOK = 5.0  # seconds before the running measures are first computed: it takes as long
+UNKNOWN_YET = {"acc": math.nan, "auroc": math.nan, "h": math.nan}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a walk along a stream took."""
+
+    batches: int
+    images: int
+    seconds: float  # from the first request for images to the last answer
+    waiting: float  # of these, for images to be read and decoded
+    image_seconds: (
+        float  # the method's share of an image; the first batch, which warms up, left out
+    )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How the cells of a run ended."""
+
+    done: int = 0
+    skipped: int = 0  # stored already
+    failed: int = 0
+
+
+def run_stream(
+    adapter: Adapter,
+    stream: Stream,
+    meter: Meter,
+    watch: Callable[[int, Mapping[str, float]], None] | None = None,
+    notes: Sequence[Callable[[Batch], None]] = (),
+) -> Walk:
+    """Walk along ``stream``: predict, adapt, measure. Only images reach the method.
+
+    ``watch`` is told the batches done and the running measures, at most four times a second.
+    ``notes`` are shown every batch once it has been answered.
+
+    Example:
+        >>> import tempfile, timm
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from opentta.datasets import Share, Stream, StreamSpec, image_folder
+        >>> root = Path(tempfile.mkdtemp())
+        >>> for name in ("cat", "dog"):
+        ...     (root / name).mkdir()
+        ...     Image.new("RGB", (8, 8)).save(root / name / "1.png")
+        >>> stream = Stream(StreamSpec(Share("pets")), image_folder(root, "pets"))
+        >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=2, depth=4)
+        >>> meter = Meter()
+        >>> run_stream(adapt(vit, "tent"), stream, meter).images, len(meter.samples())
+        (2, 2)
+    """
+    device = adapter.backbone.device
+    stopwatch = Stopwatch(device)
+    sizes: list[int] = []
+    waiting = 0.0
+    begin = told = time.perf_counter()
+    steps = stream.steps()
+    while True:
+        asked = time.perf_counter()
+        step = next(steps, None)
+        waiting += time.perf_counter() - asked
+        if step is None:
+            break
+        if step.reset:
+            adapter.reset()
+        batch = step.batch
+        images = batch.images.to(device)
+        stopwatch.start()
+        prediction = adapter(images)
+        stopwatch.stop()
+        origin = stream.origin(batch.index)
+        meter.update(prediction, batch.labels, batch.index, batch.domain, origin, step=step.number)
+        sizes.append(len(images))
+        for note in notes:
+            note(batch)
+        now = time.perf_counter()
+        if watch is not None and now - told >= EVERY:
+            watch(len(sizes), meter.running() if now - begin >= FIRST_LOOK else UNKNOWN_YET)
+            told = time.perf_counter()
+    seconds = stopwatch.seconds()  # waits for a GPU to finish
+    adapter.check()
+    warm = 1 if len(sizes) > 1 else 0
+    each = math.fsum(seconds[warm:]) / sum(sizes[warm:]) if sizes else math.nan
+    return Walk(len(sizes), sum(sizes), time.perf_counter() - begin, waiting, each)
+
+
+def run_cell(cell: Cell, where: Where, watch: Watch | None = None) -> Outcome:
+    """Run one cell. Whatever goes wrong in it becomes a failed record with the reason.
+
+    The numbers depend on the cell and the kind of machine alone: threads and seeds are set here,
+    and put back as they were where that is possible.
+    """
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        with settings(cell):
+            outcome = _run(cell, where, watch, started)
+    except Exception as error:
+        _log.debug("%s failed", cell.title, exc_info=True)
+        outcome = failure(cell, one_line(error), started=started, **provenance(cell.device))
+    release_memory(cell.device, failed=not outcome.record.ok)
+    return outcome
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    store: Store,
+    engine: Engine,
+    where: Where,
+    watch: Watch | None = None,
+) -> Tally:
+    """Run the cells that the store does not have yet, and store each as it ends.
+
+    A store that cannot be written to is an error before the first batch, or ends the run: what
+    is stored stays, and at worst the cells in hand are lost. Failed cells are stored as failed
+    and tried again by the next call. An ``Audience`` as ``watch`` also hears of the outcomes.
+    """
+    store.check_writable()
+    stored = _Stored(store)
+    audience = watch if isinstance(watch, Audience) else None
+    done = skipped = failed = 0
+
+    def wanted() -> Iterator[Cell]:
+        nonlocal skipped
+        asked: set[str] = set()
+        for cell in cells:
+            if cell.hash not in asked and cell.hash not in stored:
+                asked.add(cell.hash)
+                yield cell
+                continue
+            skipped += 1
+            if audience is not None:
+                audience.skipped(cell)
+
+    with closing(engine.run(wanted(), where, watch)) as outcomes:  # ended when storing fails
+        for outcome in outcomes:
+            store.append(outcome.record, outcome.samples, outcome.extras)
+            done += outcome.record.ok
+            failed += not outcome.record.ok
+            if audience is not None:
+                audience.finished(outcome)
+    return Tally(done, skipped, failed)
+
+
+class _Stored:
+    """The hashes of a store, read again only when another command may have added some."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._size = -1
+        self._hashes: set[str] = set()
+
+    def __contains__(self, hash: str) -> bool:
+        size = (self._store.path / LINES).stat().st_size
+        if size != self._size:
+            self._hashes, self._size = self._store.hashes(), size
+        return hash in self._hashes
+
+
+def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome:
+    from opentta.bench.weights import load_model
+
+    device = device_of(cell)
+    memory = PeakMemory(device)
+    stream = open_stream(cell.stream, where.root, workers=where.workers, cache=where.cache)
+    total = len(stream)  # looks at every segment: missing data show now; endless is refused
+    model = load_model(cell.weights, device=cell.device)
+    adapter = _adapter(cell, model, stream, where)
+    unit = _plain_forward(cell, adapter, stream)
+    thumbnails = Thumbnails(cell.stream.seed) if cell.thumbnails else None
+    tail = Tail() if cell.tokens else None
+    meter = Meter()
+    walk = run_stream(
+        adapter,
+        stream,
+        meter,
+        None if watch is None else _teller(cell, total, watch),
+        [extra.note for extra in (thumbnails, tail) if extra is not None],
+    )
+    samples = meter.samples()
+    extras: dict[str, Array] = {}
+    if thumbnails is not None:
+        extras |= thumbnails.arrays(samples, class_names(cell.stream, where.root))
+    if tail is not None:
+        extras |= token_arrays(adapter, tail, cell.tokens, cell.seed)
+    metrics = summarize(samples, groups=cell.groups or None)
+    broken = int((samples.predicted < 0).sum())
+    if broken:
+        metrics["undefined"] = broken  # samples whose logits held a NaN
+    preset = cell.stream.preset
+    mean, std = resolve_normalization(model, preset.normalization)
+    known = int(samples.known.sum())
+    record = Record(
+        hash=cell.hash,
+        status="ok",
+        cell=cell.describe(),
+        config=asdict(adapter.config),
+        weights_tag=cell.weights.name,
+        weights_hash=cell.weights.hash,
+        normalization={"name": preset.normalization, "mean": mean, "std": std},
+        preset=cell.preset,
+        stream=stream.describe(),
+        counts={"id": known, "ood": len(samples) - known, "skipped": len(stream.unreadable)},
+        precision=cell.precision,
+        threads=cell.threads,
+        started=started,
+        seconds=walk.seconds,
+        images_per_second=walk.images / max(walk.seconds - walk.waiting, 1e-9),
+        peak_memory=memory.read(),
+        cost=walk.image_seconds / unit,
+        resets=[] if samples.resets is None else samples.resets.tolist(),
+        metrics=metrics,
+        **provenance(cell.device),
+    )
+    if len(samples) == 0:
+        raise DataError("expected at least one image that can be read, but none could")
+    if broken == len(samples):
+        reason = "diverged: the logits of every sample held a NaN"
+        record = replace(record, status="failed", reason=reason)
+    return Outcome(record, samples, extras)
+
+
+def _adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> Adapter:
+    adapter = adapt(
+        model,
+        cell.method,
+        normalization=cell.stream.preset.normalization,
+        classes=stream.class_indices,
+        seed=cell.seed,
+        precision=cell.precision,
+        **cell.fields,
+    )
+    if not adapter.needs_source:
+        return adapter
+    if cell.source is None:
+        raise SourceDataError(
+            f"{cell.method} learns from source images before it runs, but the cell names none; "
+            "give the preset a source, such as imagenet-val"
+        )
+    spec = StreamSpec(
+        cell.source,
+        batch_size=cell.stream.batch_size,
+        seed=cell.stream.seed,
+        preset=cell.stream.preset,
+        on_error=cell.stream.on_error,
+    )
+    adapter.fit_source(open_stream(spec, where.root, workers=where.workers, cache=where.cache))
+    return adapter
+
+
+def _plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
+    """Seconds an image of a plain forward, in batches of the stream's size."""
+    size = min(cell.stream.batch_size, sum(stream.counts().values()))
+    side = cell.stream.preset.size
+    images = torch.full((size, 3, side, side), 0.5, device=adapter.backbone.device)
+    return forward_seconds(adapter.backbone, images, low=cell.precision == "bfloat16") / size
+
+
+def _teller(cell: Cell, total: int, watch: Watch) -> Callable[[int, Mapping[str, float]], None]:
+    hash, title = cell.hash, cell.title
+    watch(Progress(hash, title, 0, total, **UNKNOWN_YET))
+    return lambda done, values: watch(Progress(hash, title, done, total, **values))

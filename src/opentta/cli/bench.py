@@ -1,0 +1,213 @@
+"""``opentta bench``: run the cells of a preset, print the table, write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from opentta.cli.console import PLAIN, make_console
+from opentta.cli.running import Running, command_line
+from opentta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentta.bench.cells import Cell
+    from opentta.bench.presets import Preset
+
+SOME_FAILED = 1  # exit status
+
+
+@dataclass(frozen=True)
+class Bench(Running):
+    """Run a benchmark: every cell of a preset that the store does not hold yet, then the table.
+
+    Without arguments: the embedded benchmark, which needs no data, no network and no GPU.
+    A preset is a name (see the list at the end of `opentta bench --dry-run`, or docs/presets.md)
+    or a TOML file. Interrupt it whenever you like: the same command goes on where it stopped.
+    The exit status is 0 when every cell finished, 1 when some failed (the table names them), 2
+    when the arguments make no sense.
+    """
+
+    preset: Annotated[Positional[str], tyro.conf.arg(metavar="PRESET")] = "mini"
+    """Name of a preset such as table1, or a TOML file."""
+
+    full: bool = False
+    """All of the embedded benchmark: mini's full grid instead of the three-minute part."""
+
+    methods: tuple[str, ...] = ()
+    """Rows to run: methods or variants of the preset, or other methods. Left out: the preset's."""
+
+    id: tuple[str, ...] = ()
+    """ID sets. Left out: the preset's."""
+
+    ood: tuple[str, ...] = ()
+    """OOD sets, a stream each; a+b puts both into one. Left out: the preset's."""
+
+    corruptions: tuple[str, ...] = ()
+    """Names such as fog snow. Left out: the preset's."""
+
+    severities: tuple[int, ...] = ()
+    """Severities from 1 to 5. Left out: the preset's."""
+
+    seeds: tuple[int, ...] = ()
+    """Seeds of stream and method. Left out: the preset's, 2024 2025 2026 for the paper's."""
+
+    backbone: str | None = None
+    """timm's name with its tag. Left out: the preset's."""
+
+    preprocessing: Literal["paper", "correct"] | None = None
+    """paper reproduces the published numbers; correct is what the checkpoint was trained with."""
+
+    batch_size: int | None = None
+    """Images a batch. Left out: the preset's."""
+
+    limit: int | None = None
+    """At most this many ID images a stream, OOD images in proportion; the table says so."""
+
+    set: tuple[str, ...] = ()
+    """Fields of a method's config: METHOD.FIELD=VALUE, such as sar.lr=0.02."""
+
+    dry_run: bool = False
+    """Print the cells, their number and what they would cost; compute nothing."""
+
+    report: bool = True
+    """Write the report beside the results when the cells are done."""
+
+    def run(self) -> int:
+        """Plan, run, print the table, write the report."""
+        from opentta.bench.plans import add_plan
+        from opentta.bench.presets import plan_of
+        from opentta.bench.results import Store
+
+        preset, cells = self.plan()
+        if self.dry_run:
+            _print_cells(preset, cells, self.results, self.count_processes(cells))
+            return 0
+        say = make_console(stderr=True)
+        engine = self.make_engine(cells)
+        store = Store(self.results)
+        store.check_writable()
+        plan = plan_of(preset, cells, command_line())
+        add_plan(store.path, plan)
+        for note in plan.notes:
+            say.print(f"note: {note}", **PLAIN)
+        tally = self.run_all(cells, store, engine)
+        say.print(
+            f"{tally.done:,} computed, {tally.skipped:,} stored before, {tally.failed:,} failed; "
+            f"results in {self.results}",
+            **PLAIN,
+        )
+        show_results(self.results, preset.name, report=self.report)
+        return SOME_FAILED if tally.failed else 0
+
+    def plan(self) -> tuple[Preset, list[Cell]]:
+        """The preset and its cells as the arguments change them."""
+        from opentta.bench.presets import expand, load_preset
+
+        if self.full and self.preset != "mini":
+            raise ConfigError(
+                f"--full is for the embedded benchmark, mini; {self.preset} is always run in full"
+            )
+        preset = load_preset("mini-full" if self.full else self.preset)
+        cells = expand(
+            preset,
+            methods=self.methods or None,
+            id=self.id or None,
+            ood=self.ood or None,
+            corruptions=self.corruptions or None,
+            severities=self.severities or None,
+            seeds=self.seeds or None,
+            backbone=self.backbone,
+            weights=self.weights,
+            preprocessing=self.preprocessing,
+            batch_size=self.batch_size,
+            device=self.device_type(),
+            precision=self.precision,
+            threads=self.threads,
+            limit=self.limit,
+            fields=parse_fields(self.set),
+            download=not self.dry_run,
+        )
+        return preset, cells
+
+
+def show_results(results: Path, preset: str, *, report: bool) -> None:
+    """The table of one preset on stdout; with ``report`` also the files, and where they are."""
+    from opentta.report.study import load_study
+    from opentta.report.table import build_table
+    from opentta.report.terminal import print_table
+    from opentta.report.write import write_report
+
+    console, say = make_console(), make_console(stderr=True)
+    study = load_study(results)
+    print_table(build_table(study.section(preset)), console)
+    if report:
+        with say.status("writing the report") as status:
+            files = write_report(study, progress=lambda words: status.update(f"writing {words}"))
+        page = next(path for path in files if path.suffix == ".html")
+        say.print(f"report: {page} (and {len(files) - 1} files beside it)", **PLAIN)
+
+
+def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes: int) -> None:
+    """What a run would do: a line a cell, then the sum and what it rests on."""
+    from opentta.bench.estimate import estimate
+    from opentta.bench.plans import CLEAN
+    from opentta.bench.presets import plan_of, presets
+    from opentta.bench.progress import duration
+    from opentta.bench.results import LINES, Store
+
+    console = make_console()
+    store = Store(results)
+    records = store.read() if (results / LINES).exists() else []
+    stored = {record.hash for record in records if record.ok}
+    for cell in cells:
+        mark = "stored" if cell.hash in stored else "to run"
+        console.print(f"{cell.hash[:8]}  {mark}  {cell.title}", **PLAIN)
+    sum_up = estimate(cells, records)
+    console.print(f"\n{preset.name}: {preset.title}", **PLAIN)
+    for name in plan_of(preset, cells, "").notes:
+        console.print(f"note: {name}", **PLAIN)
+    corruptions = {cell.place.corruption for cell in cells} - {CLEAN}
+    console.print(
+        f"{sum_up.cells:,} cells ({len({c.place.row for c in cells})} rows, "
+        f"{max(len(corruptions), 1)} corruptions, {len({c.seed for c in cells})} seeds), "
+        f"{sum_up.stored:,} of them stored; {sum_up.images:,} images in {sum_up.batches:,} batches",
+        **PLAIN,
+    )
+    each = sum_up.seconds / processes
+    many = f"{processes} processes" if processes > 1 else "one process"
+    console.print(f"about {duration(each)} with {many}, decoding not counted", **PLAIN)
+    for row, part in sum_up.rows.items():
+        console.print(f"  {row}: {part.cells:,} cells, {duration(part.seconds)}", **PLAIN)
+    for assumption in sum_up.assumptions:
+        console.print(f"  assumed: {assumption}", **PLAIN)
+    console.print(f"presets: {', '.join(presets())}", **PLAIN)
+
+
+def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``METHOD.FIELD=VALUE`` texts as method -> field -> value; values are written as in TOML.
+
+    Example:
+        >>> parse_fields(["sar.lr=0.02", "ladder_affine.affine=off"])
+        {'sar': {'lr': 0.02}, 'ladder_affine': {'affine': 'off'}}
+    """
+    import tomllib
+
+    out: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, equals, written = text.partition("=")
+        method, dot, field = name.partition(".")
+        if not (equals and dot and method and field and written):
+            raise ConfigError(
+                f"--set: expected METHOD.FIELD=VALUE, such as sar.lr=0.02; got {text!r}"
+            )
+        try:
+            value = tomllib.loads(f"value = {written}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = written  # a word without quotes
+        out.setdefault(method, {})[field] = value
+    return out

@@ -1,0 +1,118 @@
+"""Where and how the cells of a command are run: what ``bench`` and ``tune`` share."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from opentta.cli.console import make_console, processors
+from opentta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentta.bench.cells import Cell, Where
+    from opentta.bench.engine import Engine
+    from opentta.bench.results import Store
+    from opentta.bench.runner import Tally
+
+
+@dataclass(frozen=True)
+class Running:
+    """How the cells of a command are run; shared by ``bench`` and ``tune``."""
+
+    data_root: Path | None = None
+    """Folder of the data sets; `opentta data check ROOT` says what is there."""
+
+    results: Path = Path("opentta-results")
+    """Folder of the store. What it holds already is not computed again."""
+
+    weights: Path | None = None
+    """A safetensors file with timm's names, instead of the download of the backbone's tag."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute. auto: the GPU if there is one."""
+
+    precision: Literal["full", "bfloat16"] | None = None
+    """Arithmetic of the forward passes. Left out: the preset's, else full."""
+
+    threads: int | None = None
+    """Threads a cell; another number is another cell, as sums round differently. Left out: 1."""
+
+    processes: int | None = None
+    """Cells at once, on this machine. Left out: one a GPU, or as many as threads allow."""
+
+    engine: Literal["local", "ray"] = "local"
+    """Who runs the cells: this machine, or a Ray cluster (pip install 'opentta[ray]')."""
+
+    address: str | None = None
+    """Address of the Ray cluster, host:port or auto. Left out: one is started here."""
+
+    cache: Path | None = None
+    """Folder for prepared pixels; the next run reads them instead of decoding images."""
+
+    workers: int = 0
+    """Processes that decode images, a cell."""
+
+    def where(self) -> Where:
+        """What the runner needs to find the data."""
+        from opentta.bench.cells import Where
+
+        root = "" if self.data_root is None else str(self.data_root)
+        return Where(root, None if self.cache is None else str(self.cache), self.workers)
+
+    def device_type(self) -> str:
+        """``cpu`` or ``cuda``."""
+        if self.device == "cpu":
+            return "cpu"
+        import torch
+
+        if torch.cuda.is_available():
+            return "cuda"
+        if self.device == "cuda":
+            raise ConfigError(
+                "expected a GPU, but torch sees none; leave --device out to use the processor, "
+                "and see `opentta doctor`"
+            )
+        return "cpu"
+
+    def make_engine(self, cells: Sequence[Cell]) -> Engine:
+        """The engine that the arguments ask for."""
+        if self.engine == "ray":
+            from opentta.bench.ray_engine import RayEngine
+
+            return RayEngine(address=self.address)
+        if self.address is not None:
+            raise ConfigError("--address names a Ray cluster; add --engine ray")
+        from opentta.bench.local import LocalEngine
+
+        return LocalEngine(processes=self.count_processes(cells))
+
+    def count_processes(self, cells: Sequence[Cell]) -> int:
+        """Processes to run ``cells`` with: never more than there are cells."""
+        if self.processes is not None:
+            if self.processes < 1:
+                raise ConfigError(f"expected at least one process, got {self.processes}")
+            return min(self.processes, max(len(cells), 1))
+        if any(cell.device == "cuda" for cell in cells):
+            import torch
+
+            return max(min(torch.cuda.device_count(), len(cells)), 1)
+        threads = max((cell.threads for cell in cells), default=1)
+        return max(min(processors() // threads, len(cells)), 1)
+
+    def run_all(self, cells: Sequence[Cell], store: Store, engine: Engine | None = None) -> Tally:
+        """Run what is not stored yet, with a bar or with lines; ``cells`` may be empty."""
+        from opentta.bench.progress import Display
+        from opentta.bench.runner import run_cells
+
+        engine = engine or self.make_engine(cells)
+        with Display(cells, console=make_console(stderr=True)) as display:
+            return run_cells(cells, store, engine, self.where(), display)
+
+
+def command_line() -> str:
+    """What was typed, ready to be typed again."""
+    return shlex.join(["opentta", *sys.argv[1:]])

@@ -1,0 +1,130 @@
+"""``opentta tune``: the paper's search for hyper-parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from opentta.cli.console import PLAIN, make_console
+from opentta.cli.running import Running, command_line
+from opentta.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentta.bench.tuned import Tuned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Running):
+    """Choose a method's fields as the paper does: the best H-score on Textures, Gaussian noise.
+
+    The grid is the method's own (docs/presets.md lists them) or the one you give. Results go to
+    the store like any others, so nothing is computed twice, and a search that was interrupted
+    goes on. Prints the ranking and writes a preset that `opentta bench` runs.
+    """
+
+    method: Annotated[Positional[str], tyro.conf.arg(metavar="METHOD")]
+    """Name of a method; `opentta methods` lists them."""
+
+    grid: tuple[str, ...] = ()
+    """FIELD=VALUE,VALUE of your own, every combination. Left out: the method's declared grid."""
+
+    base: str = "table1"
+    """Preset, or TOML file, whose streams and backbone are used."""
+
+    id: str | None = None
+    """ID set. Left out: the first of the base."""
+
+    ood: str | None = None
+    """OOD set. Left out: the first of the base."""
+
+    corruptions: tuple[str, ...] = ("gaussian_noise",)
+    """Corruptions; H is averaged over them."""
+
+    severities: tuple[int, ...] = ()
+    """Severities. Left out: the first of the base."""
+
+    seeds: tuple[int, ...] = ()
+    """Seeds. Left out: the first of the base."""
+
+    backbone: str | None = None
+    """timm's name with its tag. Left out: the first of the base."""
+
+    preprocessing: Literal["paper", "correct"] | None = None
+    """Left out: the base's."""
+
+    limit: int | None = None
+    """At most this many ID images a stream, OOD images in proportion."""
+
+    out: Path | None = None
+    """Preset to write. Left out: BASE-METHOD.toml in this folder."""
+
+    def run(self) -> int:
+        """Search, print the ranking, write the preset."""
+        from opentta.bench.plans import Plan, add_plan
+        from opentta.bench.results import Record, Store
+        from opentta.bench.tune import parse_grid, stages_of, tune, tune_preset, write_tuned
+
+        out = self.out or Path(f"{Path(self.base).stem}-{self.method}.toml")
+        if out.exists():
+            raise ConfigError(f"{out} is there already; remove it, or choose another with --out")
+        preset = tune_preset(
+            self.method,
+            self.base,
+            id=self.id,
+            ood=self.ood,
+            corruptions=self.corruptions,
+            severities=self.severities or None,
+            seeds=self.seeds or None,
+            backbone=self.backbone,
+        )
+        stages = stages_of(self.method, parse_grid(self.grid) if self.grid else None)
+        store = Store(self.results)
+        store.check_writable()
+        places: list[Any] = []
+
+        def compute(cells: list[Any]) -> list[Record]:
+            places.extend(cell.place for cell in cells)
+            self.run_all(cells, store)
+            return store.read()
+
+        found = tune(
+            preset,
+            stages,
+            compute,
+            weights=self.weights,
+            preprocessing=self.preprocessing,
+            device=self.device_type(),
+            precision=self.precision,
+            threads=self.threads,
+            limit=self.limit,
+        )
+        plan = Plan(preset.name, preset.title, "tune", command=command_line(), cells=tuple(places))
+        add_plan(store.path, plan)
+        _print_trials(found)
+        write_tuned(out, found, self.base)
+        make_console(stderr=True).print(f"wrote {out}; run it with: opentta bench {out}", **PLAIN)
+        return 0
+
+
+def _print_trials(found: Tuned) -> None:
+    """Every point, in the order of the stages; the best of each stage first."""
+    from rich import box
+    from rich.table import Table
+
+    console = make_console()
+    table = Table(box=box.ASCII2)
+    table.add_column("settings", overflow="fold")
+    for heading in ("ACC", "AUC", "H", "std", "cells"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for trial in found.trials:
+        settings = ", ".join(f"{name}={value}" for name, value in trial.settings.items())
+        numbers = [f"{100 * v:.1f}" for v in (trial.acc, trial.auroc, trial.h, trial.std)]
+        counted = f"{trial.cells - trial.missing}/{trial.cells}"
+        best = trial.settings == found.best.settings
+        table.add_row(settings + (" (chosen)" if best else ""), *numbers, counted)
+    console.print(f"{found.method}: {len(found.trials)} points, per cent", **PLAIN)
+    console.print(table)

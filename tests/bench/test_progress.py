@@ -1,0 +1,117 @@
+"""The display: bars on a terminal, lines elsewhere, and a time left that follows the work."""
+
+import io
+import math
+import re
+
+import pytest
+from rich.console import Console
+
+from opentta.bench import progress
+from opentta.bench.cells import Outcome, Progress
+from opentta.bench.engine import failure
+from opentta.bench.progress import Display, duration, measures, work
+from opentta.bench.results import Record
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def show(bench):
+    """A display of four equal cells with what it wrote."""
+
+    def make(terminal=False, methods=("tent",) * 4):
+        cells = [bench.cell(method, seed=seed) for seed, method in enumerate(methods)]
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=terminal, width=150, legacy_windows=False)
+        return Display(cells, console=console), cells, file
+
+    return make
+
+
+def ok(cell, seconds=12.0):
+    metrics = {"acc": 0.412, "auroc": 0.7, "h": math.nan}
+    return Outcome(Record(hash=cell.hash, status="ok", seconds=seconds, metrics=metrics))
+
+
+def word(cell, done, total=10, acc=0.5):
+    return Progress(cell.hash, cell.title, done, total, acc, 0.75, 0.6)
+
+
+def test_a_line_a_cell_where_there_is_no_terminal(show, clock):
+    display, cells, file = show()
+    with display:
+        display(word(cells[0], 3))
+        display.skipped(cells[1])
+        clock[0] += 60
+        display.finished(ok(cells[0]))
+        display.finished(failure(cells[2], "out of [memory]"))
+    assert file.getvalue().splitlines() == [
+        f"[2/4] {cells[0].title}: ACC 41.2  AUC 70.0  H -, 12 s; 2 cells left, about 2 min",
+        f"[3/4] {cells[2].title}: FAILED: out of [memory]; 1 cell left, about 30 s",
+    ]
+
+
+def test_a_silent_run_says_a_word_every_half_minute(show, clock):
+    display, cells, file = show()
+    with display:
+        for _ in range(70):
+            clock[0] += 1
+            display(word(cells[0], 5))
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 4  # twice: the cell, and what is left
+    assert lines[0] == f"  running: {cells[0].title}: 5 of 10 batches ACC 50.0  AUC 75.0  H 60.0"
+    assert lines[1] == "  4 cells left, about 3 min 30 s"  # an eighth took half a minute
+
+
+def test_the_time_left_follows_the_work_and_not_the_number_of_cells(show, clock):
+    display, cells, file = show(methods=("source", "source", "stamp", "source"))
+    clock[0] += 10
+    display.finished(ok(cells[0]))
+    said = re.search(r"3 cells left, about (.*)$", file.getvalue().strip()).group(1)
+    expected = 10 * (work(cells[2]) / work(cells[0]) + 2)
+    assert said == duration(expected) and expected > 100
+
+
+def test_a_terminal_has_a_bar_and_a_line_for_each_cell_that_runs(show):
+    display, cells, file = show(terminal=True)
+    with display:
+        display(word(cells[0], 3))
+        display(word(cells[1], 7, acc=math.nan))
+        shown = display.console
+        with shown.capture() as caught:
+            shown.print(display._bars.get_renderable())
+        text = caught.get()
+        assert cells[0].title in text and "3/10" in text and "ACC 50.0  AUC 75.0  H 60.0" in text
+        assert cells[1].title in text and "7/10" in text and "ACC -" in text
+        assert "0/4" in text and "4 cells left" in text
+        display.finished(ok(cells[0]))
+        display.finished(failure(cells[1], "[why]"))
+        assert len(display._bars.tasks) == 1
+    assert "FAILED: [why]" in file.getvalue()
+    assert "ACC 41.2" not in file.getvalue()  # the bar says enough; the table follows
+
+
+def test_measures_are_per_cent_and_nothing_while_unknown():
+    assert measures(math.nan, math.nan, math.nan) == ""
+    assert measures(0.5, math.nan, math.nan) == "ACC 50.0  AUC -  H -"
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [(0, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (601, "10 min"), (90000, "25 h 0 min")],
+)
+def test_times_read_as_people_say_them(seconds, said):
+    assert duration(seconds) == said
+
+
+def test_a_run_with_nothing_to_do_shows_nothing(show):
+    display, _, file = show(methods=())
+    with display:
+        pass
+    assert file.getvalue() == ""
