@@ -24,6 +24,9 @@ LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {  # a name means on
     "lambda1": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
     "lambda2": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
     "mu": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
+    "balance": (lambda v: 0 <= v < float("inf"), "a share of at least 0"),
+    "diversity": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
+    "balance_average": (lambda v: 0 <= v <= 1, "a weight of the past in [0, 1]"),
     "recover_below": (lambda v: v >= 0, "an entropy of at least 0"),
 }
 

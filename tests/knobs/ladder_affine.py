@@ -33,4 +33,7 @@ KNOBS = {
     "average": ({}, 0.9, 0.1),
     "skip_top": ({}, 3, 1),
     "skip_blocks": ({}, (), (0,)),
+    "balance": ({}, 0.0, 1.0),
+    "diversity": ({}, 0.0, 1.0),
+    "balance_average": ({"balance": 1.0}, 0.95, 0.1),
 }

@@ -25,8 +25,10 @@ from opentta.methods.losses import (
     masked_mean,
     ood_loss,
     self_weighted_entropy,
+    wide,
 )
 from opentta.methods.optim import Sgd, running_mean_
+from opentta.methods.prior import ClassPrior
 from opentta.methods.sam import perturbed
 from opentta.models.affine import AttentionAffine, PatchSimilarity
 from opentta.models.backbone import Backbone
@@ -79,6 +81,9 @@ class LadderAffineConfig:
     average: float = 0.9  # weight of the past in that average
     skip_top: int = 3  # blocks at the output whose norms stay; so does the final norm
     skip_blocks: tuple[int, ...] = ()  # further blocks, by index
+    balance: float = 0.0  # not in the paper: share of the predictions' lean taken off the logits
+    diversity: float = 0.0  # not in the paper: weight of a loss against that lean
+    balance_average: float = 0.95  # weight of the past in the counts behind both
 
 
 @dataclass
@@ -89,6 +94,7 @@ class LadderAffineState:
     affine_sgd: Sgd  # T and A
     ladder_sgd: Sgd  # Psi and HLN
     mean_entropy: Tensor  # (), moving average over reliable samples; NaN before the first
+    prior: ClassPrior  # the classes that predictions lean to; for balance and diversity
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class Pass:
 
     logits: Tensor  # (B, C) of the class token
     ood_logits: Tensor  # (B, C) of the ladder; the same as logits where it is off
+    raw: Tensor  # (B, C) logits of the class token before any balance
     h: Tensor  # (B,) entropy of the class prediction
     similarity: Tensor  # () mean over blocks and samples; 0 where it is not asked for
 
@@ -175,6 +182,7 @@ class LadderAffine(Adapter):
             Sgd(affine, momentum=c.momentum),
             Sgd(ladder, momentum=c.momentum),
             torch.full((), torch.nan, device=self.backbone.device),
+            ClassPrior(self.backbone.classes, c.balance_average, self.backbone.device),
         )
 
     def step(self, images: Tensor) -> Prediction:
@@ -189,7 +197,7 @@ class LadderAffine(Adapter):
         unknown = (one.h > c.ood_margin * ln_c) & self.valid & (c.ladder != "off")  # Eqn. 4: m
         used = (reliable | unknown).any()
         grads = self.gradients(
-            self._entropy_loss(one.h, reliable)
+            self._entropy_loss(one, reliable)
             + c.lambda1 * ood_loss(entropy(one.ood_logits), unknown)
             - c.mu * self._sim_weight(reliable, used) * one.similarity,
             [*norms, *modules],
@@ -203,13 +211,16 @@ class LadderAffine(Adapter):
         with perturbed(climbed, norm_grads, c.rho):
             two = self._forward(images, similarity=False)
             still = reliable & (two.h < c.margin * ln_c)
-            loss = self._entropy_loss(two.h, still)
+            loss = self._entropy_loss(two, still)
             loss = loss + c.lambda2 * ood_loss(entropy(two.ood_logits), unknown)
             grads = self.gradients(loss, climbed)
         moved = (still | unknown).any()
         state.model_sgd.step(grads[: len(norms)], where=moved)
         if c.update == "joint":
             self._step_modules(grads[len(norms) :], moved, unknown.any())
+        if self._balances:
+            p = wide(one.raw).softmax(dim=1)
+            state.prior.update(p, where=self.valid & p.isfinite().all())
         reset = self._recover(masked_mean(two.h.detach(), still), still.any(), one.h)
 
         shown = {"first": one, "second": two}.get(c.predict_from)
@@ -247,12 +258,25 @@ class LadderAffine(Adapter):
         similarity_mean = torch.stack(seen).mean() if seen else trace.logits.new_zeros(())
         if c.sim_norm == "patches":  # the printed 1 / P instead of 1 / (P (P - 1))
             similarity_mean = similarity_mean * (trace.patches - 1)
-        return Pass(trace.logits, ood_logits, entropy(trace.logits), similarity_mean)
+        logits = trace.logits
+        if c.balance > 0:
+            lean = c.balance * self.state.prior.lean()
+            logits, ood_logits = logits - lean, ood_logits - lean
+        return Pass(logits, ood_logits, trace.logits, entropy(logits), similarity_mean)
 
-    def _entropy_loss(self, h: Tensor, mask: Tensor) -> Tensor:
-        """Eqn. 11 over the masked samples."""
-        loss = self_weighted_entropy(h, mask, detach=self.config.detach_weights)
-        return loss * mask.sum() if self.config.entropy_scale == "sum" else loss
+    @property
+    def _balances(self) -> bool:
+        return self.config.balance > 0 or self.config.diversity > 0
+
+    def _entropy_loss(self, seen: Pass, mask: Tensor) -> Tensor:
+        """Eqn. 11 over the masked samples; with ``diversity`` also mean_i sum_c p_ic lean_c."""
+        c = self.config
+        loss = self_weighted_entropy(seen.h, mask, detach=c.detach_weights)
+        loss = loss * mask.sum() if c.entropy_scale == "sum" else loss
+        if c.diversity > 0:
+            p = wide(seen.raw).softmax(dim=1)
+            loss = loss + c.diversity * (p @ self.state.prior.lean()).mean() * mask.any()
+        return loss
 
     def _sim_weight(self, reliable: Tensor, used: Tensor) -> Tensor:
         share = reliable.float().mean() if self.config.sim_scale == "reliable" else 1.0

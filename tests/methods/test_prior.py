@@ -1,0 +1,92 @@
+"""The lean of predictions towards some classes, and what ladder_affine does about it."""
+
+import math
+
+import pytest
+import torch
+from material import tiny_vit
+
+import opentta
+from opentta.methods.prior import ClassPrior
+
+CPU = torch.device("cpu")
+YES, NO = torch.tensor(True), torch.tensor(False)
+
+
+def test_nothing_seen_leans_nowhere():
+    assert torch.equal(ClassPrior(5, 0.9, CPU).lean(), torch.zeros(5))
+
+
+def test_the_lean_is_the_log_share_over_an_equal_share():
+    prior = ClassPrior(4, 0.9, CPU)
+    prior.update(torch.tensor([[1.0, 0.0, 0.0, 0.0]]).repeat(4, 1), where=YES)
+    shares = torch.tensor([5 / 8, 1 / 8, 1 / 8, 1 / 8])  # four seen and one imagined of each
+    assert torch.allclose(prior.lean(), (4 * shares).log())
+
+
+def test_the_past_fades_and_a_masked_batch_is_not_counted():
+    prior = ClassPrior(2, 0.5, CPU)
+    first = torch.tensor([[1.0, 0.0]])
+    prior.update(first, where=YES)
+    prior.update(first.flip(1), where=YES)
+    assert prior.counts.tolist() == [0.5, 1.0]
+    prior.update(first, where=NO)
+    assert prior.counts.tolist() == [0.5, 1.0]
+
+
+def test_many_classes_and_few_samples_say_nearly_nothing():
+    """One batch of 32 over 1,000 classes must not forbid the classes that it held."""
+    prior = ClassPrior(1000, 0.95, CPU)
+    prior.update(torch.eye(1000)[:32], where=YES)
+    assert prior.lean().max() < math.log(2)
+
+
+@pytest.fixture
+def images():
+    return torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+def leaning_vit():
+    """A model that calls nearly everything class 0."""
+    model = tiny_vit()
+    with torch.no_grad():
+        model.head.bias[0] += 3.0
+    return model
+
+
+def test_without_balance_the_answers_are_the_networks_own(images):
+    plain = opentta.adapt(leaning_vit(), "ladder_affine")
+    counted = opentta.adapt(leaning_vit(), "ladder_affine", balance_average=0.5)
+    for _ in range(3):
+        assert torch.equal(plain(images).logits, counted(images).logits)
+    assert not plain.state.prior.counts.any()
+
+
+def test_balance_takes_the_lean_off_the_logits(images):
+    adapter = opentta.adapt(leaning_vit(), "ladder_affine", balance=1.0, lr=0.0, affine="off")
+    raw = opentta.adapt(leaning_vit(), "source")(images).logits
+    assert torch.allclose(adapter(images).logits, raw, atol=1e-6)  # nothing is known yet
+    for _ in range(60):
+        adapter(images)
+    lean = adapter.state.prior.lean()
+    assert lean.argmax() == 0 and lean[0] > 0.5
+    assert torch.allclose(adapter.predict(images).logits, raw - lean, atol=1e-5)
+
+
+def test_diversity_holds_the_favoured_class_back(images):
+    fields = {"affine": "off", "ladder": "off", "margin": 2.0, "recover_below": 0.0, "lr": 0.05}
+    share = {}
+    for weight in (0.0, 5.0):
+        adapter = opentta.adapt(leaning_vit(), "ladder_affine", diversity=weight, **fields)
+        for _ in range(20):
+            adapter(images)
+        share[weight] = adapter.predict(images).logits.softmax(dim=1)[:, 0].mean()
+    assert share[5.0] < share[0.0]
+
+
+def test_reset_forgets_the_lean(images):
+    adapter = opentta.adapt(leaning_vit(), "ladder_affine", balance=1.0)
+    first = adapter(images).logits
+    adapter.reset()
+    assert not adapter.state.prior.counts.any()
+    assert torch.equal(adapter(images).logits, first)
