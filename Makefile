@@ -9,8 +9,8 @@ READY := $(VENV)/.ready
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
 
-bench: $(READY)  ## install, then show adaptation at work
-	$(BIN)/python examples/adapt_real_images.py
+bench: $(READY)  ## install, then the embedded benchmark: a table and a report page
+	$(BIN)/opentta bench
 
 test: $(READY) lint  ## ruff, mypy, import-linter, pytest
 	$(BIN)/pytest -q -m "not slow"

@@ -238,13 +238,30 @@ def test_a_wrong_word_gets_a_list_of_the_right_ones(typed, capsys, words, parts)
         assert part in said.err
 
 
-def test_a_folder_without_the_data_is_named_in_every_cell(typed, bench, tmp_path, capsys):
-    command = ["bench", "tiny.toml", "--data-root", str(tmp_path), "--device", "cpu"]
-    command += ["--weights", bench.weights.file, "--methods", "source", "--seeds", "1"]
-    command.append("--no-report")
-    status, said = run(command, capsys)
+def test_what_dooms_every_cell_is_told_before_the_first(typed, bench, tmp_path, capsys):
+    known = ["--weights", bench.weights.file, "--device", "cpu", "--no-report"]
+    empty = tmp_path / "empty.safetensors"
+    empty.write_bytes(b"")
+    cases = [
+        ([*known, "--data-root", str(tmp_path)], ("ImageNet-C", "opentta data check")),
+        (known, ("--data-root ROOT", "imagenet-c", "textures")),
+        ([*known, "--data-root", str(bench.root), "--workers", "-1"], ("workers", "-1")),
+        (["--data-root", str(bench.root), "--weights", str(empty)], ("empty.safetensors",)),
+        (["--data-root", str(bench.root), "--weights", str(tmp_path)], ("safetensors",)),
+    ]
+    for words, parts in cases:
+        status, said = run(["bench", "tiny.toml", *words], capsys)
+        assert status == 2, said.err
+        assert all(part in said.err for part in parts), said.err
+    assert not (tmp_path / "opentta-results").exists()
+
+
+def test_a_set_that_some_cells_miss_is_named_and_the_others_run(typed, capsys):
+    words = ("bench", "tiny.toml", "--ood", "textures", "sun", "--methods", "source")
+    status, said = run(typed(*words, "--seeds", "1", "--no-report"), capsys)
     assert status == 1
-    assert "ImageNet-C" in said.err and "opentta data check" in said.err
+    assert "note: 2 cells will fail: expected sun in" in said.err
+    assert "2 computed, 0 stored before, 2 failed" in said.err
 
 
 def test_tuning_ranks_a_grid_and_writes_a_preset_that_runs(typed, tmp_path, capsys):
@@ -261,6 +278,7 @@ def test_tuning_ranks_a_grid_and_writes_a_preset_that_runs(typed, tmp_path, caps
     assert "3 computed, 1 stored before" in said.err  # the winner's cell is the preset's own
     status, said = run(typed(*words), capsys)
     assert status == 2 and "is there already" in said.err
+    assert preset.read_text().startswith('extends = "tiny.toml"')  # both can be moved together
 
 
 @pytest.mark.parametrize("command", ["bench", "tune", "report", "doctor", "data", "methods"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any
 
 from opentta import registry
@@ -86,7 +86,7 @@ def parse_grid(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         parts = [part.strip() for part in values.split(",")]
         if not (name and equals and all(parts)):
             raise ConfigError(f"expected FIELD=VALUE,VALUE, such as lr=1e-3,1e-2; got {text!r}")
-        grid[name.strip()] = tuple(_value(part) for part in parts)
+        grid[name.strip()] = tuple(parse_value(part) for part in parts)
     return grid
 
 
@@ -201,7 +201,7 @@ def rank(cells: Sequence[Cell], records: Iterable[Record]) -> list[Trial]:
         complete = len(good) == len(group)
         values = {k: [float(m.get(k, math.nan)) for m in good] for k in ("h", "acc", "auroc")}
         means = {k: fmean(v) if complete else math.nan for k, v in values.items()}
-        std = pstdev(values["h"]) if complete and not math.isnan(means["h"]) else math.nan
+        std = _deviation(values["h"]) if complete else math.nan
         missing = len(group) - len(good)
         trials.append(Trial(group[0].settings, **means, std=std, cells=len(group), missing=missing))
     return sorted(trials, key=_worst_last)
@@ -225,7 +225,7 @@ def rank_alphas(cells: Sequence[Cell], records: Iterable[Record]) -> list[Trial]
     for alpha, column in zip(ALPHA_GRID, zip(*curves, strict=True), strict=True):
         h = [hscore(acc, auroc) for acc, auroc in zip(accuracies, column, strict=True)]
         settings = {**cells[0].settings, "alpha": alpha}
-        means = (fmean(h), fmean(accuracies), fmean(column), pstdev(h))
+        means = (fmean(h), fmean(accuracies), fmean(column), _deviation(h))
         trials.append(Trial(settings, *means, cells=len(cells), missing=0))
     return sorted(trials, key=_worst_last)
 
@@ -264,6 +264,11 @@ def tune(
     return Tuned(preset.grid.methods[0], preset, best, tuple(trials), tuple(everything))
 
 
+def _deviation(values: Sequence[float]) -> float:
+    """Of a sample; NaN for one value, which has none."""
+    return stdev(values) if len(values) > 1 else math.nan
+
+
 def _is_alpha(stage: Stage) -> bool:
     return len(stage) == 1 and {*stage[0]} == {"alpha"} and tuple(stage[0]["alpha"]) == ALPHA_GRID
 
@@ -272,8 +277,13 @@ def _worst_last(trial: Trial) -> float:
     return math.inf if math.isnan(trial.h) else -trial.h
 
 
-def _value(text: str) -> Any:
-    """As TOML writes it, or a word without quotes."""
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it, or a word without quotes.
+
+    Example:
+        >>> parse_value("1e-3"), parse_value("split")
+        (0.001, 'split')
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

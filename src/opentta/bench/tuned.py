@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,12 @@ class Tuned:
     cells: tuple[Cell, ...] = field(repr=False, default=())
 
 
-def tuned_toml(tuned: Tuned, base: str | Path = "table1") -> str:
+def tuned_toml(tuned: Tuned, base: str | Path = "table1", folder: Path | None = None) -> str:
     """The text of a preset: ``base`` with the winning fields, where they were measured.
 
     They hold for the ID set and the backbone of the search alone: what ``base`` says of others
-    stays. The result is read by ``load_preset``.
+    stays. The result is read by ``load_preset``; a file as ``base`` is named from ``folder``, the
+    one that the preset will lie in.
     """
     first = tuned.cells[0]
     stream, best = first.stream, tuned.best
@@ -58,7 +60,7 @@ def tuned_toml(tuned: Tuned, base: str | Path = "table1") -> str:
     if stream.id != tuned.preset.stream.share(id):
         found += f", {stream.id.count} ID images a stream"
     lines = [
-        f"extends = {_toml(_extended(base))}",
+        f"extends = {_toml(_extended(base, folder))}",
         f"title = {_toml(f'{Path(base).stem} with {tuned.method} tuned')}",
         f"notes = [{_toml(found)}]",
         "",
@@ -81,7 +83,7 @@ def write_tuned(path: Path, tuned: Tuned, base: str | Path = "table1") -> Path:
         raise ConfigError(f"expected the name of a .toml file for the preset, got {path}")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(tuned_toml(tuned, base))
+            file.write(tuned_toml(tuned, base, path.resolve().parent))
     except FileExistsError as err:
         raise ConfigError(f"{path} is there already; choose another name, or remove it") from err
     return path
@@ -96,11 +98,11 @@ def _grid(base: Preset, id: str, backbone: str) -> list[str]:
     return lines
 
 
-def _extended(base: str | Path) -> str:
-    """A preset of the library by its name, a file by a path that holds from anywhere."""
+def _extended(base: str | Path, folder: Path | None) -> str:
+    """A preset of the library by its name, a file by its path from the new preset's folder."""
     if (FOLDER / f"{base}.toml").is_file():
         return str(base)
-    return str(Path(base).resolve())
+    return os.path.relpath(Path(base).resolve(), folder or Path.cwd())
 
 
 def _toml(value: Any) -> str:

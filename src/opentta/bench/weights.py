@@ -132,8 +132,9 @@ def _from_file(name: str, path: Path) -> VisionTransformer:
 
 def _is_readable(file: Path) -> None:
     if not Path(file).is_file():
+        found = f"{file} is a folder" if Path(file).is_dir() else f"there is no {file}"
         raise DataError(
-            f"expected a safetensors file of weights, but there is no {file}; correct the path, "
+            f"expected a safetensors file of weights, but {found}; correct the path, "
             "or leave it out to let timm download the backbone's own"
         )
 

@@ -11,14 +11,12 @@ import tyro
 from tyro.conf import Positional
 
 from opentta.cli.console import PLAIN, make_console
-from opentta.cli.running import Running, command_line
+from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentta.bench.cells import Cell
     from opentta.bench.presets import Preset
-
-SOME_FAILED = 1  # exit status
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,7 @@ class Bench(Running):
     def run(self) -> int:
         """Plan, run, print the table, write the report."""
         from opentta.bench.plans import add_plan
+        from opentta.bench.preflight import preflight
         from opentta.bench.presets import plan_of
         from opentta.bench.results import Store
 
@@ -89,11 +88,12 @@ class Bench(Running):
             return 0
         say = make_console(stderr=True)
         engine = self.make_engine(cells)
+        remarks = preflight(cells, self.where(), look=self.engine == "local")
         store = Store(self.results)
         store.check_writable()
         plan = plan_of(preset, cells, command_line())
         add_plan(store.path, plan)
-        for note in plan.notes:
+        for note in (*plan.notes, *remarks):
             say.print(f"note: {note}", **PLAIN)
         tally = self.run_all(cells, store, engine)
         say.print(
@@ -159,6 +159,7 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     from opentta.bench.presets import plan_of, presets
     from opentta.bench.progress import duration
     from opentta.bench.results import LINES, Store
+    from opentta.bench.weights import NOT_LOOKED_UP
 
     console = make_console()
     store = Store(results)
@@ -172,10 +173,14 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     for name in plan_of(preset, cells, "").notes:
         console.print(f"note: {name}", **PLAIN)
     corruptions = {cell.place.corruption for cell in cells} - {CLEAN}
+    sizes = (
+        counted(len({c.place.row for c in cells}), "row"),
+        counted(len(corruptions), "corruption"),
+        counted(len({c.seed for c in cells}), "seed"),
+    )
     console.print(
-        f"{sum_up.cells:,} cells ({len({c.place.row for c in cells})} rows, "
-        f"{max(len(corruptions), 1)} corruptions, {len({c.seed for c in cells})} seeds), "
-        f"{sum_up.stored:,} of them stored; {sum_up.images:,} images in {sum_up.batches:,} batches",
+        f"{sum_up.cells:,} cells ({', '.join(sizes)}), {sum_up.stored:,} of them stored; "
+        f"{sum_up.images:,} images in {sum_up.batches:,} batches",
         **PLAIN,
     )
     each = sum_up.seconds / processes
@@ -183,9 +188,17 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     console.print(f"about {duration(each)} with {many}, decoding not counted", **PLAIN)
     for row, part in sum_up.rows.items():
         console.print(f"  {row}: {part.cells:,} cells, {duration(part.seconds)}", **PLAIN)
-    for assumption in sum_up.assumptions:
+    assumed = ["sets have the sizes that their publishers state", *sum_up.assumptions]
+    if any(cell.weights.hash == NOT_LOOKED_UP for cell in cells):
+        assumed.append("weights that are not on this disk: the hashes above are not the real ones")
+    for assumption in assumed:
         console.print(f"  assumed: {assumption}", **PLAIN)
     console.print(f"presets: {', '.join(presets())}", **PLAIN)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -195,7 +208,7 @@ def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         >>> parse_fields(["sar.lr=0.02", "ladder_affine.affine=off"])
         {'sar': {'lr': 0.02}, 'ladder_affine': {'affine': 'off'}}
     """
-    import tomllib
+    from opentta.bench.tune import parse_value
 
     out: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -205,9 +218,5 @@ def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"--set: expected METHOD.FIELD=VALUE, such as sar.lr=0.02; got {text!r}"
             )
-        try:
-            value = tomllib.loads(f"value = {written}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = written  # a word without quotes
-        out.setdefault(method, {})[field] = value
+        out.setdefault(method, {})[field] = parse_value(written)
     return out

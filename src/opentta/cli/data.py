@@ -50,7 +50,7 @@ class DataCheck:
         console, progress = make_console(), make_console(stderr=True)
         names: Sequence[str] | None = self.datasets or None
         if names and "all" in names:
-            names = list(DATASETS)
+            names = [name for name, entry in DATASETS.items() if entry.folder]
         with progress.status("looking") as status:
             findings = check(
                 self.root,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opentta.bench.results import Store
     from opentta.bench.runner import Tally
 
+SOME_FAILED = 1  # exit status
+
 
 @dataclass(frozen=True)
 class Running:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import Positional
 
 from opentta.cli.console import PLAIN, make_console
-from opentta.cli.running import Running, command_line
+from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opentta.bench.cells import Cell
+    from opentta.bench.plans import Place
+    from opentta.bench.results import Record
     from opentta.bench.tuned import Tuned
 
 
@@ -65,7 +69,8 @@ class Tune(Running):
     def run(self) -> int:
         """Search, print the ranking, write the preset."""
         from opentta.bench.plans import Plan, add_plan
-        from opentta.bench.results import Record, Store
+        from opentta.bench.preflight import preflight
+        from opentta.bench.results import Store
         from opentta.bench.tune import parse_grid, stages_of, tune, tune_preset, write_tuned
 
         out = self.out or Path(f"{Path(self.base).stem}-{self.method}.toml")
@@ -84,11 +89,18 @@ class Tune(Running):
         stages = stages_of(self.method, parse_grid(self.grid) if self.grid else None)
         store = Store(self.results)
         store.check_writable()
-        places: list[Any] = []
+        places: list[Place] = []
+        failed = 0
 
-        def compute(cells: list[Any]) -> list[Record]:
+        def compute(cells: list[Cell]) -> list[Record]:
+            nonlocal failed
+            if not places:
+                preflight(cells, self.where(), look=self.engine == "local")
             places.extend(cell.place for cell in cells)
-            self.run_all(cells, store)
+            command = command_line()
+            plan = Plan(preset.name, preset.title, "tune", command=command, cells=tuple(places))
+            add_plan(store.path, plan)  # before the run: one that is interrupted is asked for, too
+            failed += self.run_all(cells, store).failed
             return store.read()
 
         found = tune(
@@ -102,12 +114,14 @@ class Tune(Running):
             threads=self.threads,
             limit=self.limit,
         )
-        plan = Plan(preset.name, preset.title, "tune", command=command_line(), cells=tuple(places))
-        add_plan(store.path, plan)
         _print_trials(found)
         write_tuned(out, found, self.base)
-        make_console(stderr=True).print(f"wrote {out}; run it with: opentta bench {out}", **PLAIN)
-        return 0
+        make_console(stderr=True).print(
+            f"wrote {out}; run it with `opentta bench {out}` and the --data-root, --weights and "
+            "--results of this search",
+            **PLAIN,
+        )
+        return SOME_FAILED if failed else 0
 
 
 def _print_trials(found: Tuned) -> None:
@@ -122,7 +136,8 @@ def _print_trials(found: Tuned) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for trial in found.trials:
         settings = ", ".join(f"{name}={value}" for name, value in trial.settings.items())
-        numbers = [f"{100 * v:.1f}" for v in (trial.acc, trial.auroc, trial.h, trial.std)]
+        shares = (trial.acc, trial.auroc, trial.h, trial.std)
+        numbers = ["-" if math.isnan(v) else f"{100 * v:.1f}" for v in shares]
         counted = f"{trial.cells - trial.missing}/{trial.cells}"
         best = trial.settings == found.best.settings
         table.add_row(settings + (" (chosen)" if best else ""), *numbers, counted)

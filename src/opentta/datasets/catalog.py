@@ -36,6 +36,8 @@ def open_dataset(name: str, root: Path | str) -> Source:
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     entry = DATASETS[name]
+    if not entry.folder:
+        return entry.read(Path())
     folder = Path(root) / entry.folder
     stored = entry.read(folder) if folder.is_dir() else None
     if entry.made_from:

@@ -69,6 +69,8 @@ def check(
     for name in names:
         if name not in DATASETS:
             raise unknown("data set", name, DATASETS)
+        if not DATASETS[name].folder:
+            raise ConfigError(f"{name} lies inside the package, so there is no folder to check")
     return tuple(_check(DATASETS[name], root, full, severity, workers, progress) for name in names)
 
 

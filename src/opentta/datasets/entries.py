@@ -9,11 +9,13 @@ from typing import Literal
 
 from opentta.datasets.arrays import CifarC, cifar10, cifar100, svhn
 from opentta.datasets.corrupting import OnTheFly
+from opentta.datasets.embedded import Kind, embedded_set
 from opentta.datasets.folders import CorruptionFolders, ood_folder
 from opentta.datasets.imagenet import imagenet_a, imagenet_c, imagenet_folder, imagenet_r
 from opentta.datasets.imagenet_mini import all_but_the_first, first_of_each_class
 from opentta.datasets.lists import visda2021
 from opentta.datasets.sets import Source
+from opentta.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Entry:
 
     name: str
     role: Literal["id", "ood"]
-    folder: str  # below the data root
+    folder: str  # below the data root; nothing: the package ships it
     layout: str  # what the folder must hold
     page: str  # where it is published
     images: int  # of one corruption and severity, where there are several
@@ -40,6 +42,36 @@ def _ood_c(name: str) -> Callable[[Path], Source]:
     return lambda folder: CorruptionFolders(name, folder, ood_folder)
 
 
+def _embedded(name: str, part: str, kind: Kind, images: int) -> Entry:
+    """A set inside the package. OOD images are corrupted as the known ones are."""
+
+    def read(folder: Path) -> Source:
+        clean = embedded_set(name, part, kind)
+        return OnTheFly(clean) if kind == "known" else OnTheFly(clean, rename=name)
+
+    return Entry(
+        name=name,
+        role="id" if kind == "known" else "ood",
+        folder="",
+        layout="inside the package",
+        page="docs/embedded.md",
+        images=images,
+        classes=8 if kind == "known" else None,
+        read=read,
+        in_paper=False,
+    )
+
+
+def _not_shipped(folder: Path) -> Source:
+    raise DataError(
+        f"{EMBEDDED_TRAIN} stands for the training images of the embedded backbone, of which the "
+        "package ships statistics only (EATA, OWTTT); name it as the source of the embedded "
+        "backbone, not as a set to read"
+    )
+
+
+EMBEDDED_TRAIN = "embedded-train"
+"""The source of the embedded backbone: statistics are shipped, images are not."""
 _MOS = "https://github.com/deeplearning-wisc/large_scale_ood"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _TREE_C = "<corruption>/<severity>/<wnid>/*.JPEG"
@@ -293,6 +325,23 @@ _ENTRIES = (
         read=_ood_c("mini-flowers-c"),
         in_paper=False,
         made_from="mini-flowers",
+    ),
+    _embedded("embedded", "benchmark", "known", 1600),
+    _embedded("embedded-near-c", "benchmark", "near", 200),
+    _embedded("embedded-far-c", "benchmark", "far", 200),
+    _embedded("embedded-val", "validation", "known", 800),
+    _embedded("embedded-val-near-c", "validation", "near", 200),
+    _embedded("embedded-val-far-c", "validation", "far", 200),
+    Entry(
+        name=EMBEDDED_TRAIN,
+        role="id",
+        folder="",
+        layout="statistics inside the package",
+        page="docs/embedded.md",
+        images=40_000,
+        classes=8,
+        read=_not_shipped,
+        in_paper=False,
     ),
 )
 
