@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from cifar10_from_npm import part
+from embedded_judge import MEAN, STD
 from far_ood import generate
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from timm.models.vision_transformer import VisionTransformer
-from embedded_judge import MEAN, STD
 
 import opentta
 
@@ -75,13 +75,11 @@ def write_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -
     """The benchmark and the validation part: known, near and far images, lossless."""
     rows: list[tuple[npt.NDArray[np.uint8], str, int, int, int]] = []
     for number, (name, (known, near, far, seed)) in enumerate(SIZES.items()):
-        chosen = part(labels, name)
-        for c in range(10):
-            take = known if c < KNOWN else near
-            for i in chosen[labels[chosen] == c][:take]:
-                rows.append(
-                    (images[i], f"cifar10-test/{i}", int(labels[i]), number, int(c >= KNOWN))
-                )
+        chosen = part(labels, name)  # in the official order, so that any first N are a fair mix
+        taken = [chosen[labels[chosen] == c][: known if c < KNOWN else near] for c in range(10)]
+        for i in np.sort(np.concatenate(taken)):
+            kind = int(labels[i] >= KNOWN)
+            rows.append((images[i], f"cifar10-test/{i}", int(labels[i]), number, kind))
         for i, image in enumerate(generate(far, seed)[0]):
             rows.append((image, f"far-{seed}/{i}", -1, number, 2))
     files = [encoded(image) for image, *_ in rows]

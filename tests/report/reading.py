@@ -1,12 +1,14 @@
 """Reads a page and a store without the library, for tests that compare the two."""
 
 import json
+import math
 from html.parser import HTMLParser
 
 import numpy as np
 
 from opentta.report.page import render_page
 from opentta.report.study import load_study
+from opentta.report.table import build_table
 
 VOID = {
     "meta",
@@ -99,3 +101,53 @@ def mean(store, method, ood, measure):
             by_set.setdefault(stream["ood"][0]["name"], []).append(100 * one["metrics"][measure])
     values = [np.mean([np.mean(v) for v in by_set.values()]) for by_set in seeds.values()]
     return np.mean(values), np.std(values, ddof=1) if len(values) > 1 else None
+
+
+def raw_cells(store):
+    """The stored lines, read without the library: (method, ood, corruption, severity, seed)."""
+    found = {}
+    for line in (store / "results.jsonl").read_text().splitlines()[1:]:
+        one = json.loads(line)
+        stream = one["cell"]["stream"]
+        segment = stream["segments"][0]
+        found[
+            one["cell"]["method"],
+            "+".join(share["name"] for share in stream["ood"]),
+            "".join(segment["corruptions"]) or "clean",
+            segment["severity"],
+            one["cell"]["seed"],
+        ] = one
+    return found
+
+
+def expected(cells, method, oods, measure, severity=5, nest=lambda metrics: metrics):
+    """Mean over corruptions, then OOD sets, for each seed; then mean and deviation over seeds."""
+    seeds = sorted({key[4] for key in cells})
+    by_seed = []
+    for seed in seeds:
+        means = []
+        for ood in oods:
+            values = [
+                nest(one["metrics"])[measure]
+                for key, one in cells.items()
+                if key[:2] == (method, ood) and key[3:] == (severity, seed) and one["metrics"]
+            ]
+            if values:
+                means.append(sum(values) / len(values))
+        if means:
+            by_seed.append(sum(means) / len(means))
+    mean = sum(by_seed) / len(by_seed)
+    if len(by_seed) == 1:
+        return 100 * mean, None
+    spread = math.sqrt(sum((v - mean) ** 2 for v in by_seed) / (len(by_seed) - 1))
+    return 100 * mean, 100 * spread
+
+
+def cell(table, row, measure, column="", block=0):
+    heads = [(heading.group, heading.measure) for heading in table.headings]
+    rows = {each.label: each for each in table.blocks[block].rows}
+    return rows[row].cells[heads.index((column, measure))]
+
+
+def table_of(store, preset="table1", **options):
+    return build_table(load_study(store).section(preset), **options)

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import roc_auc_score
-from stores import make_store, places
+from stores import FIFTEEN, make_store, places
 
 from opentta.metrics.samples import Samples
 from opentta.report.chart import Chart, Omission
 from opentta.report.charts_stream import reset_positions, window_size
 from opentta.report.figures import figures_of, write_figures
 from opentta.report.figures_choice import scopes, stream_of
-from opentta.report.figures_curves import pareto
-from opentta.report.figures_stream import score_edges, thin_roc
+from opentta.report.figures_curves import draw_alpha, pareto
+from opentta.report.figures_stream import Curve, score_edges, thin_roc
 from opentta.report.study import load_study
 from opentta.report.style import looks
 
@@ -126,6 +127,31 @@ def test_alpha_curve_is_the_mean_of_the_stored_ones(store, charts):
     mean = np.mean([one["metrics"]["auroc_by_alpha"] for one in cells], axis=0) * 100
     place = int(mean.argmax())
     assert f"tent is best at {place / 10:.1f} with {mean.max():.1f}" in charts["table1-alpha"].alt
+
+
+@pytest.mark.parametrize(("height", "span"), [(0.1, 2.0), (10.0, 11.0)])
+def test_the_axis_against_alpha_never_magnifies_noise(height, span):
+    axes = Figure().subplots()
+    x = np.linspace(0, 1, 11)
+    look = looks(["tent"])["tent"]
+    draw_alpha(axes, [Curve("tent", look, x, 70 + height * x)], {})
+    low, high = axes.get_ylim()
+    assert high - low == pytest.approx(span)
+    assert low <= 70 and 70 + height <= high
+
+
+def test_many_corruptions_are_two_panels_on_one_scale(tmp_path):
+    cells = places(rows=("source", "tent"), oods=("sun",), corruptions=FIFTEEN, seeds=(1,))
+    study = load_study(make_store(tmp_path / "s", cells))
+    (chart,) = [c for c in figures_of(study)[0] if c.title == "H-score by corruption"]
+    limits, names = [], []
+    for panel in chart.panels:
+        axes = Figure().subplots()
+        panel.draw(axes)
+        limits.append((axes.get_xlim(), axes.get_ylim()))
+        names += [label.get_text() for label in axes.get_yticklabels()]
+    assert len(chart.panels) == 2 and limits[0] == limits[1]
+    assert names == list(FIFTEEN)
 
 
 def test_resets_are_marked_where_they_happened(charts):

@@ -99,6 +99,22 @@ def test_every_figure_is_there_with_a_size(tab, study):
     assert seen == expected and len(seen) >= 6
 
 
+def test_figures_leave_no_hole(browser, file):
+    """On a wide screen every row of figures reaches from edge to edge."""
+    boxes = Tab(browser, file, 1280).evaluate(
+        "[...document.querySelectorAll('.single')].map(e => [e, ...e.children].map("
+        "e => e.getBoundingClientRect()).map(r => [r.top, r.left, r.right]))"
+    )
+    assert boxes
+    for (_, left, right), *figures in boxes:
+        for top in {top for top, _, _ in figures}:
+            row = [figure for figure in figures if figure[0] == top]
+            assert min(each[1] for each in row) == pytest.approx(left, abs=1)
+            assert max(each[2] for each in row) == pytest.approx(right, abs=1)
+    odd = [figures for _, *figures in boxes if len(figures) % 2]
+    assert odd  # or the rule for the last of an odd number is not looked at
+
+
 def test_no_text_leaves_the_screen(tab):
     tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     width, inner = tab.evaluate(WIDTHS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reading import Page, lines, mean, page_of
+from reading import Page, lines, page_of
 from stores import (
     CORRUPTIONS,
     FIFTEEN,
@@ -99,26 +99,6 @@ def test_mixed_versions_are_told_and_a_store_without_a_plan_says_what_it_cannot_
     assert "mixed torch: 2.9.0 (5 cells), 2.6.0 (1 cell)" in text
     assert "no plan says what is missing" in text
     assert "the command that made them is not known" in text
-
-
-def test_published_results_stand_apart_and_never_make_the_headline(tmp_path):
-    path = tmp_path / "s"
-    make_store(
-        path,
-        places(rows=("source", "tent"), oods=("sun",), backbone="tiny"),
-        preset="mini",
-        paper="",
-        published=True,
-        command="opentta bench",
-    )
-    make_store(path, places(rows=("source", "sar"), oods=("places",)), preset="table1", paper="")
-    page = page_of(path)
-    assert "Published results, shipped with the package and not computed here" in page.text
-    assert page.text.count("published with the package") >= 4
-    live = [mean(path, method, "places", "h")[0] for method in ("source", "sar")]
-    assert f"has the best H-score, {max(live):.1f} %" in page.text
-    assert "12 of 12" in page.text  # of the live cells alone
-    assert next(iter(page.tables)) == "t-2-1"  # live before published
 
 
 def test_names_from_the_store_cannot_become_markup(tmp_path):

@@ -14,10 +14,10 @@ from stores import (
 )
 
 from opentta.bench.plans import Plan, add_plan
-from opentta.bench.results import StoreError, content_hash
+from opentta.bench.results import StoreError
 from opentta.errors import UnknownNameError
 from opentta.report.provenance import facts, warnings
-from opentta.report.study import gaps, load_study
+from opentta.report.study import load_study
 
 
 def plan_of(cells, preset="table1", **fields):
@@ -52,27 +52,17 @@ def test_planned_cells_that_are_not_stored_are_missing_and_failed_ones_have_a_re
     assert len(section.records) == 24
 
 
-def test_the_later_plan_holds_and_older_cells_are_said_to_be_left_out(tmp_path):
-    cells = places(rows=("sar",), oods=("textures",), corruptions=("fog",), seeds=(1,))
-    store = make_store(tmp_path / "s", cells)
-    newer = cell_of(cells[0]) | {"version": 2}
-    write_records(store, [record_of(cells[0], cell=newer, metrics={"acc": 0.125})])
-    place = replace(cells[0], hash=content_hash(newer))
-    add_plan(store, Plan("table1", cells=(place,)))
-    section = load_study(store).sections[0]
-    value = section.value(section.lines[0], section.columns[0], 5, "acc")
-    assert (value.mean, value.asked) == (0.125, 1)
-    assert [each.place.hash for each in section.replaced] == [settled(cells[0]).hash]
-    assert any("1 older cells are left out" in text for text in gaps(section))
-    assert len(load_study(store).sections) == 1  # the older cell is no "other"
-
-
-def test_a_later_plan_whose_cell_is_not_there_yet_is_missing_not_the_old_value(tmp_path):
-    cells = places(rows=("sar",), oods=("textures",), corruptions=("fog",), seeds=(1,))
-    store = make_store(tmp_path / "s", cells)
-    add_plan(store, Plan("table1", cells=(replace(cells[0], hash="ffff"),)))
-    section = load_study(store).sections[0]
-    assert section.value(section.lines[0], section.columns[0], 5, "acc").state == "missing"
+def test_uncommitted_changes_are_told_and_mixed_with_committed_ones(tmp_path):
+    both = places(rows=("tent", "sar"), oods=("textures",), corruptions=("fog",), seeds=(1,))
+    commits = ("0123456789abcdef0123", "0123456789abcdef0123-dirty")
+    records = [record_of(p, commit=c) for p, c in zip(both, commits, strict=True)]
+    stated = {fact.name: fact for fact in facts(records)}
+    assert [value for value, _ in stated["commit"].values] == ["0123456789ab", "0123456789ab-dirty"]
+    told = warnings(records)
+    assert any("mixed commit: 0123456789ab (1 cell), 0123456789ab-dirty" in x for x in told)
+    assert any("1 of 2 cells ran with changes that were not committed" in x for x in told)
+    alone = {fact.name: fact.text for fact in facts(records[1:])}
+    assert alone["commit"] == "0123456789ab-dirty"
 
 
 def test_a_cell_may_stand_in_two_places(tmp_path):

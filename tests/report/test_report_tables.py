@@ -1,66 +1,20 @@
 """Numbers of the tables, against arithmetic on the raw lines of the store."""
 
+import csv
+import io
 import json
 import math
 
 import numpy as np
 import pytest
+from reading import cell, expected, raw_cells, table_of
 from stores import FIFTEEN, make_store, places, record_of, settled, write_records
 
 from opentta.bench.paper import paper_table, paper_value
 from opentta.bench.plans import Plan, add_plan
 from opentta.report.study import load_study
 from opentta.report.table import build_table
-
-
-def raw_cells(store):
-    """The stored lines, read without the library: (method, ood, corruption, severity, seed)."""
-    found = {}
-    for line in (store / "results.jsonl").read_text().splitlines()[1:]:
-        one = json.loads(line)
-        stream = one["cell"]["stream"]
-        segment = stream["segments"][0]
-        found[
-            one["cell"]["method"],
-            "+".join(share["name"] for share in stream["ood"]),
-            "".join(segment["corruptions"]) or "clean",
-            segment["severity"],
-            one["cell"]["seed"],
-        ] = one
-    return found
-
-
-def expected(cells, method, oods, measure, severity=5, nest=lambda metrics: metrics):
-    """Mean over corruptions, then OOD sets, for each seed; then mean and deviation over seeds."""
-    seeds = sorted({key[4] for key in cells})
-    by_seed = []
-    for seed in seeds:
-        means = []
-        for ood in oods:
-            values = [
-                nest(one["metrics"])[measure]
-                for key, one in cells.items()
-                if key[:2] == (method, ood) and key[3:] == (severity, seed) and one["metrics"]
-            ]
-            if values:
-                means.append(sum(values) / len(values))
-        if means:
-            by_seed.append(sum(means) / len(means))
-    mean = sum(by_seed) / len(by_seed)
-    if len(by_seed) == 1:
-        return 100 * mean, None
-    spread = math.sqrt(sum((v - mean) ** 2 for v in by_seed) / (len(by_seed) - 1))
-    return 100 * mean, 100 * spread
-
-
-def cell(table, row, measure, column="", block=0):
-    heads = [(heading.group, heading.measure) for heading in table.headings]
-    rows = {each.label: each for each in table.blocks[block].rows}
-    return rows[row].cells[heads.index((column, measure))]
-
-
-def table_of(store, preset="table1", **options):
-    return build_table(load_study(store).section(preset), **options)
+from opentta.report.tidy import values_csv
 
 
 def test_every_mean_and_deviation_is_that_of_the_stored_lines(tmp_path):
@@ -215,34 +169,35 @@ def test_failed_and_missing_rows_say_so(tmp_path):
     assert any("12 of 48 cells failed (out of memory)" in note for note in table.notes)
 
 
-def test_groups_of_one_stream_are_scored_apart(tmp_path):
-    groups = {"near": ["ssb", "ninco"], "far": ["textures"]}
-    cells = places(oods=("ssb+ninco+textures",))
-    store = make_store(tmp_path / "s", cells, preset="open", paper="", groups=groups)
-    table, raw = table_of(store, "open"), raw_cells(store)
-    assert [h.group for h in table.headings[::3]] == ["ssb +2", "near", "far", ""]
-    for group in groups:
-        mean, std = expected(
-            raw, "sar", ["ssb+ninco+textures"], "auroc", nest=lambda m, g=group: m["groups"][g]
-        )
-        shown = cell(table, "sar", "auroc", group)
-        assert (shown.value, shown.std) == (pytest.approx(mean), pytest.approx(std))
-    origin = load_study(store).sections[0]
-    column = next(c for c in origin.origins if c.part == "ninco")
-    mean, _ = expected(
-        raw, "sar", ["ssb+ninco+textures"], "h", nest=lambda m: m["origins"]["ninco"]
+def test_no_difference_to_the_paper_without_every_cell(tmp_path):
+    gone = lambda p: (p.method, p.corruption, p.ood) == ("tent", "fog", "textures")  # noqa: E731
+    store = make_store(tmp_path / "s", missing=gone)
+    table = table_of(store)
+    partial = cell(table, "tent", "acc", "textures")
+    assert partial.value is not None and partial.paper is not None and partial.mark == "4/6"
+    assert partial.difference is None
+    assert cell(table, "sar", "acc", "textures").difference is not None
+    section = load_study(store).sections[0]
+    rows = [
+        row
+        for row in csv.DictReader(io.StringIO(values_csv(section)))
+        if (row["row"], row["ood"], row["measure"]) == ("tent", "textures", "acc")
+    ]
+    assert [(row["state"], row["difference"], bool(row["paper"])) for row in rows] == [
+        ("partial", "", True)
+    ]
+
+
+def test_source_is_never_the_best_in_effort(tmp_path):
+    chosen = places(rows=("source", "tent", "sar"), oods=("textures",), seeds=(1,))
+    costs = {"source": 1.0, "tent": 2.0, "sar": 3.0}
+    store = write_records(
+        tmp_path / "s",
+        [record_of(p, cost=costs[p.row], peak_memory=int(2**20 * costs[p.row])) for p in chosen],
     )
-    line = next(one for one in origin.lines if one.row == "sar")
-    assert origin.value(line, column, 5, "h").mean * 100 == pytest.approx(mean)
-
-
-def test_groups_of_separate_streams_are_averages_of_their_columns(tmp_path):
-    groups = {"near": ["textures", "places"], "far": ["sun"]}
-    cells = places(oods=("textures", "places", "sun"))
-    store = make_store(tmp_path / "s", cells, preset="open", paper="", groups=groups)
-    mean, std = expected(raw_cells(store), "sar", ["textures", "places"], "h")
-    shown = cell(table_of(store, "open"), "sar", "h", "near")
-    assert (shown.value, shown.std) == (pytest.approx(mean), pytest.approx(std))
+    table = table_of(store)
+    for measure in ("cost", "memory"):
+        assert [cell(table, row, measure).best for row in costs] == [False, True, False]
 
 
 def test_severities_are_blocks_and_only_the_papers_is_compared(tmp_path):

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tyro
 from stores import make_store, places
 
-from opentta.errors import UnknownNameError
+from opentta.errors import ConfigError, UnknownNameError
 from opentta.report.command import ReportCommand
 from opentta.report.study import load_study
 from opentta.report.write import file_names, write_report, write_tables
@@ -25,7 +26,7 @@ sys.meta_path.insert(0, Refuse())
 from pathlib import Path
 from opentta.report.command import ReportCommand
 
-assert ReportCommand(Path(sys.argv[1]), Path(sys.argv[2]), only=sys.argv[3] or None).run() == 0
+assert ReportCommand(Path(sys.argv[1]), Path(sys.argv[2]), only=sys.argv[3]).run() == 0
 assert "torch" not in sys.modules
 if sys.argv[3] == "tables":
     assert not {"matplotlib", "pandas", "sklearn", "scipy"} & set(sys.modules)
@@ -80,7 +81,7 @@ def test_tables_need_no_torch_and_no_plotting_and_no_order_of_hashes(store, tmp_
 
 
 def test_the_whole_report_needs_no_torch(store, tmp_path):
-    done = run_blocked(store, tmp_path / "out", "")
+    done = run_blocked(store, tmp_path / "out", "all")
     assert done.returncode == 0, done.stderr
     names = content(tmp_path / "out")
     assert "report.html" in names and "tables/table1.tex" in names
@@ -97,6 +98,29 @@ def test_the_command_prints_the_tables_and_where_the_files_are(store, tmp_path, 
     out = capsys.readouterr().out
     assert "textures" in out and "sar" in out and "4 files in" in out
     assert str(tmp_path / "out" / "tables" / "table1.md") in out.replace("\n", "")
+
+
+@pytest.mark.parametrize("where", ["", "below/it", "../out/tables"])
+def test_a_file_in_the_way_is_a_clear_error_before_anything_is_written(
+    store, tmp_path, where, capsys
+):
+    (tmp_path / "out").mkdir()
+    file = tmp_path / "out" / "tables" if "tables" in where else tmp_path / "file"
+    file.write_text("mine")
+    out = tmp_path / "out" if "tables" in where else file / where
+    with pytest.raises(ConfigError, match="is a file; name another folder"):
+        ReportCommand(store, out).run()
+    with pytest.raises(ConfigError, match="expected a folder to write the report to"):
+        write_report(store, out)
+    assert capsys.readouterr().out == "" and file.read_text() == "mine"
+    assert not (store / "report").exists() and list((tmp_path / "out").iterdir()) in ([], [file])
+
+
+def test_the_parts_are_listed_in_order_and_without_none(store, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(ReportCommand, args=[str(store), "--only", "table"])
+    told = "".join(capsys.readouterr().err.split())
+    assert "('all','tables','figures','page')" in told and "None" not in told
 
 
 def test_presets_of_one_file_name_do_not_overwrite_each_other(tmp_path):

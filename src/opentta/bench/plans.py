@@ -113,10 +113,15 @@ def add_plan(store: Path | str, plan: Plan) -> Path:
 
 def read_plans(store: Path | str) -> list[Plan]:
     """The plans of a store in their order; none where the store was made without."""
+    return [plan for _, plan in plan_files(store)]
+
+
+def plan_files(store: Path | str) -> list[tuple[Path, Plan]]:
+    """The plans of a store in their order, each with its file."""
     plans = []
     for path in sorted((Path(store) / FOLDER).glob("[0-9]*.json")):
         try:
-            plans.append(Plan.from_dict(from_json(path.read_bytes())))
+            plans.append((path, Plan.from_dict(from_json(path.read_bytes()))))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
             raise StoreError(f"cannot read the plan {path}: {err}; remove it") from err
     return plans

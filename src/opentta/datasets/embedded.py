@@ -51,7 +51,7 @@ def embedded_set(name: str, part: str, kind: Kind) -> ImageSet:
     Example:
         >>> known = embedded_set("embedded", "benchmark", "known")
         >>> known.classes[known.labels[0]], known.read(0).shape
-        ('airplane', (32, 32, 3))
+        ('cat', (32, 32, 3))
     """
     if part not in PARTS:
         raise unknown("part of the shipped images", part, PARTS)

@@ -11,7 +11,7 @@ from opentta.metrics.measures import Array, auroc, rejection_threshold
 from opentta.metrics.samples import Samples
 from opentta.metrics.windows import PAPER_WINDOW, Window, along, ends
 from opentta.report.chart import SMALL, Chart, Omission, Panel
-from opentta.report.figures_choice import ROWS, SOURCE, Scope, Stream, stream_of
+from opentta.report.figures_choice import ROWS, Scope, Stream, stream_of
 from opentta.report.figures_stream import (
     Curve,
     draw_along,
@@ -24,6 +24,7 @@ from opentta.report.figures_stream import (
 )
 from opentta.report.study import Line, Study
 from opentta.report.style import Look
+from opentta.report.values import SOURCE
 
 REJECTED = (
     "“Rejected” means above the score that accepts 95 % of the ID samples of that cell; finding "

@@ -26,6 +26,8 @@ from opentta.report.style import Look, looks
 
 MEASURES = (("acc", "Accuracy"), ("auroc", "AUROC"), ("h", "H-score"))
 BARS = 3
+TOWER = 8
+"""Corruptions in one panel of bars."""
 Draw = Callable[[Axes], None]
 
 
@@ -80,7 +82,7 @@ def bars_chart(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Chart | O
         f"{label} from {np.nanmin(values):.1f} to {np.nanmax(values):.1f}"
         for label, (_, values) in series.items()
     ]
-    plain = [_plain(name) for name in names]
+    panels, room = _bars(names, series)
     return Chart(
         f"{prefix}corruptions",
         title,
@@ -88,9 +90,25 @@ def bars_chart(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Chart | O
         "and the best of the others.",
         f"{note_of(scope.entries(lines))}.{_partial(scope, lines)}",
         f"Bars of the H-score in per cent for {len(names)} corruptions: {'; '.join(told)}.",
-        (Panel("", lambda axes: draw_bars(axes, plain, series, "H-score (%)")),),
-        size=(4.6, 1.0 + 0.36 * len(names)),
+        panels,
+        size=(4.6, 1.0 + 0.36 * room),
     )
+
+
+def _bars(
+    names: Sequence[str], series: Mapping[str, tuple[Look, Array]]
+) -> tuple[tuple[Panel, ...], int]:
+    """One panel, or two side by side where one would be a tower; and the groups in each."""
+    room = len(names) if len(names) <= TOWER else -(-len(names) // 2)
+    top = max(float(np.nanmax(values)) for _, values in series.values()) or 1.0
+
+    def panel(start: int) -> Panel:
+        rows = slice(start, start + room)
+        plain = [_plain(name) for name in names[rows]]
+        own = {label: (look, values[rows]) for label, (look, values) in series.items()}
+        return Panel("", lambda axes: draw_bars(axes, plain, own, "H-score (%)", room, top))
+
+    return tuple(panel(start) for start in range(0, len(names), room)), room
 
 
 def heat_chart(scope: Scope, prefix: str) -> Chart | Omission:

@@ -24,7 +24,7 @@ class ReportCommand:
     out: Path | None = None
     """Folder to write to. Left out: RESULTS/report."""
 
-    only: Literal["tables", "figures", "page"] | None = None
+    only: Literal["all", "tables", "figures", "page"] = "all"
     """Write one part alone; the tables take a second, everything some more."""
 
     def run(self) -> int:
@@ -34,23 +34,24 @@ class ReportCommand:
         from opentta.report.study import load_study
         from opentta.report.table import build_table
         from opentta.report.terminal import print_table
-        from opentta.report.write import write_report
+        from opentta.report.write import check_folder, write_report
 
         console, errors = Console(), Console(stderr=True)
+        folder = self.out or self.results / "report"
+        check_folder(folder)
         with errors.status("reading") as status:
             study = load_study(self.results)
-            if self.only in (None, "tables"):
+            if self.only in ("all", "tables"):
                 for section in study.sections:
                     print_table(build_table(section), console)
                     console.print()
             files = write_report(
                 study,
-                self.out,
-                only=self.only,
+                folder,
+                only=None if self.only == "all" else self.only,
                 progress=lambda words: status.update(f"writing {words}"),
             )
         plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-        folder = self.out or study.store.path / "report"
         console.print(f"{len(files)} files in {folder}", **plain)
         for path in files:
             if path.suffix in (".md", ".html"):

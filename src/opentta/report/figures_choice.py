@@ -15,8 +15,8 @@ from opentta.bench.plans import Place
 from opentta.bench.results import Record
 from opentta.metrics.samples import Samples
 from opentta.report.study import AVERAGE, Column, Entry, Line, Section, Study, Value
+from opentta.report.values import SOURCE
 
-SOURCE = "source"
 ROWS = 6
 """Rows that a figure of streams shows at most: more lines cannot be told apart."""
 

@@ -17,6 +17,9 @@ from opentta.metrics.measures import Array
 from opentta.report.figures_stream import Curve
 from opentta.report.style import INK, QUIET, Look
 
+SPAN = 2.0
+"""Points of AUROC that the axis of a figure against alpha spans at least."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -37,6 +40,9 @@ def draw_alpha(axes: Axes, lines: Sequence[Curve], used: Mapping[str, float]) ->
             axes.plot(line.x[place], line.y[place], "o", markersize=11, fillstyle="none", color=INK)
     axes.set(xlabel="α (share of the class token in the score)", ylabel="AUROC (%)")
     axes.set_xticks(np.linspace(0, 1, 6))
+    low, high = axes.get_ylim()
+    if high - low < SPAN:  # or noise of a tenth of a point would look like a mountain
+        axes.set_ylim((low + high - SPAN) / 2, (low + high + SPAN) / 2)
     axes.legend(loc="best")
 
 
@@ -126,9 +132,17 @@ def draw_pareto(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def draw_bars(
-    axes: Axes, names: Sequence[str], series: Mapping[str, tuple[Look, Array]], xlabel: str
+    axes: Axes,
+    names: Sequence[str],
+    series: Mapping[str, tuple[Look, Array]],
+    xlabel: str,
+    room: int = 0,
+    top: float | None = None,
 ) -> None:
-    """Groups of horizontal bars: ``names`` from top to bottom, one bar a series."""
+    """Groups of horizontal bars: ``names`` from top to bottom, one bar a series.
+
+    Panels that are read together are given the same ``room`` (groups) and ``top`` (of the axis).
+    """
     height = 0.8 / max(len(series), 1)
     handles = []
     for place, (look, values) in enumerate(series.values()):
@@ -147,7 +161,9 @@ def draw_bars(
         )
         handles.append((pale.patches[0], edge.patches[0]))
     axes.set_yticks(np.arange(len(names)), names)
-    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_ylim(max(room, len(names)) - 0.45, -0.55)
+    if top is not None:
+        axes.set_xlim(0, 1.03 * top)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(xlabel)

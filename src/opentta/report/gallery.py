@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 from opentta.metrics.measures import rejected, rejection_threshold
 from opentta.metrics.samples import Array, Samples
-from opentta.report.figures_choice import SOURCE, Scope, scopes
+from opentta.report.figures_choice import Scope, scopes
 from opentta.report.study import Entry, Line, Study
+from opentta.report.values import SOURCE
 
 CELLS = 4
 """Cells that the gallery shows at most; each has up to 24 images."""
+PUBLISHED = " (published)"
 
 
 @dataclass(frozen=True)
 class Shot:
     """One sample as a method saw it."""
 
-    row: str  # the row of the table
+    row: str  # the row of the table, marked where the results were published
     stream: str
     image: str  # a data address
     truth: str
@@ -62,7 +64,8 @@ class Gallery:
     @property
     def shown(self) -> str:
         """The row that a page with scripts shows first: the one that adapts, where there is one."""
-        return next((row for row in self.rows if row != SOURCE), SOURCE)
+        adapted = [row for row in self.rows if row.removesuffix(PUBLISHED) != SOURCE]
+        return (adapted or [*self.rows, SOURCE])[0]
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -74,11 +77,12 @@ def gallery_of(study: Study) -> Gallery:
     """Samples of the source and of the best other row, on one stream of the first sections."""
     shots: list[Shot] = []
     cells = 0
-    for section in study.sections:
+    for section in sorted(study.sections, key=lambda section: section.published):
         for scope in scopes(section):
             for line, entry in _chosen(study, scope):
                 if cells < CELLS:
-                    shots += _shots(study, line, entry)
+                    mark = PUBLISHED if section.published else ""
+                    shots += _shots(study, line.label + mark, entry)
                     cells += 1
     if not shots:
         return Gallery((), missing="No cell stores images: none of its side files has thumbnails.")
@@ -123,7 +127,7 @@ def _stream(entry: Entry) -> tuple[str, str, int, int]:
     return place.ood, place.corruption, place.severity, place.seed
 
 
-def _shots(study: Study, line: Line, entry: Entry) -> list[Shot]:
+def _shots(study: Study, row: str, entry: Entry) -> list[Shot]:
     assert entry.record is not None
     extras, samples = study.extras(entry.record), study.samples(entry.record)
     if samples is None or "thumb_bytes" not in extras:
@@ -134,19 +138,19 @@ def _shots(study: Study, line: Line, entry: Entry) -> list[Shot]:
     threshold = rejection_threshold(samples.label, samples.ood_score)
     above = rejected(samples.ood_score, threshold)
     out = []
-    for number, row in enumerate(extras["thumb_row"].tolist()):
-        known = bool(samples.label[row] >= 0)
+    for number, index in enumerate(extras["thumb_row"].tolist()):
+        known = bool(samples.label[index] >= 0)
         out.append(
             Shot(
-                row=line.label,
+                row=row,
                 stream=stream,
                 image=_address(extras, number),
-                truth=str(extras["thumb_label"][number]) if known else _origin(samples, row),
+                truth=str(extras["thumb_label"][number]) if known else _origin(samples, index),
                 predicted=str(extras["thumb_predicted"][number]),
                 known=known,
-                score=float(samples.ood_score[row]),
-                rejected=bool(above[row]),
-                class_right=known and bool(samples.label[row] == samples.predicted[row]),
+                score=float(samples.ood_score[index]),
+                rejected=bool(above[index]),
+                class_right=known and bool(samples.label[index] == samples.predicted[index]),
             )
         )
     return out

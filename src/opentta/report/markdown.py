@@ -27,8 +27,9 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
         parts.append(_rows(table, block))
     if table.blocks:
         parts.append(
-            "Bold: best of its column among complete values. 14/15: mean of 14 of the 15 cells "
-            "asked for. Cost: × a plain forward. MiB: peak memory."
+            "Bold: best of its column among complete values; in cost and MiB, source is left out. "
+            "14/15: mean of 14 of the 15 cells asked for. Cost: × a plain forward. MiB: peak "
+            "memory."
         )
     if table.footnotes:
         notes = enumerate(table.footnotes, start=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from opentta.bench.paper import AVERAGE, PaperTable, PaperValue, paper_tables
 from opentta.bench.plans import CLEAN
+from opentta.report.gaps import gaps
 from opentta.report.provenance import facts, spec_of, warnings
 from opentta.report.section import Section
-from opentta.report.study import gaps
 
 
 def caption(section: Section, paper: PaperTable | None = None) -> str:
@@ -38,7 +38,8 @@ def caption(section: Section, paper: PaperTable | None = None) -> str:
         text += " min/55k: minutes for 55,000 images at the measured rate."
     if paper is not None:
         text += " Below ours: the paper's value as printed, and ours minus the paper's."
-    return f"Per cent. {text}"
+    origin = "Published with the package, not computed here. " if section.published else ""
+    return f"{origin}Per cent. {text}"
 
 
 def paper_footnote(value: PaperValue) -> str:
@@ -66,20 +67,18 @@ def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, .
     for column in section.columns:
         if not (column.part or column.name) and column.oods[0].count("+") > 1:
             out.append(f"{column.label}: {column.oods[0].replace('+', ', ')} in one stream.")
-    if section.published:
-        out.append("These results come with the package; they were not computed here.")
     if not section.planned:
         out.append("No plan names these cells: what else was asked for is not known.")
     if section.paper and paper is None:
         known = ", ".join(paper_tables())
         out.append(f"The paper has no table {section.paper!r} to compare with ({known}).")
     if paper is not None:
-        out += [f"Not like the paper: {text}." for text in _departures(section, paper)]
+        out += [f"Not like the paper: {text}." for text in departures(section, paper)]
         out += [f"On the paper: {note}" for note in paper.notes]
     return (*out, *gaps(section), *warnings(section.records))
 
 
-def _departures(section: Section, paper: PaperTable) -> list[str]:
+def departures(section: Section, paper: PaperTable) -> list[str]:
     """In what the protocol differs from the one that the paper's table states."""
     out = []
     other = [name for name in section.backbones if name.split(".")[0] != paper.backbone]

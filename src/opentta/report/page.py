@@ -20,7 +20,7 @@ from opentta.report.chart import Chart, Omission
 from opentta.report.charts_stream import REJECTED
 from opentta.report.figures import FOLDER, figures_of
 from opentta.report.gallery import gallery_of
-from opentta.report.page_summary import findings, headline, paper_sentence, tiles
+from opentta.report.page_summary import findings, headline, limits, paper_sentence, tiles
 from opentta.report.provenance import Fact, facts
 from opentta.report.study import AVERAGE, Column, Entry, Section, Study, line_of, reading
 from opentta.report.table import MEASURES, Block, Heading, Table, build_table
@@ -138,6 +138,7 @@ def render_page(study: Study) -> str:
         script=Markup(own.joinpath("page.js").read_text(encoding="utf-8")),
         headline=headline(study),
         tiles=tiles(study),
+        limits=limits(study),
         warnings=study.warnings,
         runs=[("live", live), ("published", shipped)],
         parts=[*live, *shipped],

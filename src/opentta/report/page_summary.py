@@ -6,12 +6,16 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from opentta.bench.paper import paper_table, paper_tables
 from opentta.report.figures_choice import Scope, scopes
-from opentta.report.study import Section, Study, Value
+from opentta.report.notes import departures
+from opentta.report.study import Line, Section, Study, Value
 from opentta.report.table import Table
 
 CLOSE = 1.0
 """Points within which a value counts as that of the paper."""
+FEW = 1000
+"""Samples of a kind below which a cell is said to have few: its AUROC is good to some points."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +35,65 @@ def lead_of(study: Study) -> Scope | None:
 
 
 def headline(study: Study) -> str:
-    """One sentence: who is best by H, and by how much."""
+    """Who is best by H and by how much, and how little that may rest on."""
     scope = lead_of(study)
     if scope is None:
         return "No cell of this store has an H-score yet."
     best, value = scope.ranked[0], scope.scores[scope.ranked[0]]
+    ties = ties_of(scope)
+    names = [line.label for line in (best, *ties)]
     text = f"{best.label} has the best H-score, {_percent(value)}"
     if len(scope.ranked) == 1:
         text = f"{best.label} reaches an H-score of {_percent(value)}"
-    text += _part(value)
-    gain = gain_of(scope)
+    if ties:
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        text = f"{listed} share the best H-score as printed, {100 * value.mean:.1f} %"
+    text += _part(value) + _against_source(scope)
+    if scope.section.published:
+        text = f"In the published results, not computed here: {text}"
+    return " ".join([text, *caveats(scope)])
+
+
+def _against_source(scope: Scope) -> str:
+    """The end of the headline."""
+    best = scope.ranked[0]
     if scope.source is None:
-        return f"{text}; there is no source row to compare it with."
-    if best == scope.source:
+        return "; there is no source row to compare it with."
+    if scope.source in (best, *ties_of(scope)):
         others = len(scope.ranked) > 1
-        return f"{text}: no method beats the source model." if others else f"{text}."
+        return ": no method beats the source model." if others else "."
+    gain = gain_of(scope)
     if gain is None:
-        return f"{text}; the source model has no value to compare it with."
-    return f"{text}, {abs(gain):.1f} points above the source model."
+        return "; the source model has no value to compare it with."
+    where = "above" if gain >= 0 else "below"  # below a source that misses cells
+    return f", {_points(abs(gain))} {where} the source model{_part(_source(scope))}."
+
+
+def caveats(scope: Scope) -> list[str]:
+    """What the best value rests on, where it is little: one seed, few samples."""
+    best = scope.ranked[0]
+    out = [] if scope.scores[best].seeds > 1 else ["One seed: no deviation."]
+    counts = [
+        (int(each.record.counts.get("id", 0)), int(each.record.counts.get("ood", 0)))
+        for each in scope.entries([best])
+        if each.record is not None and each.record.counts
+    ]
+    if counts and min(min(pair) for pair in counts) < FEW:
+        known, unknown = min(counts, key=min)
+        out.append(f"Few samples: {known:,} ID + {unknown:,} OOD a cell.")
+    return out
+
+
+def limits(study: Study) -> list[str]:
+    """What the plans say of their results, and in what they are not like the paper's."""
+    out = []
+    for section in study.sections:
+        told = [*section.notes]
+        if section.paper in paper_tables():
+            found = departures(section, paper_table(section.paper))
+            told += [f"Not like the paper: {text}" for text in found]
+        out += [f"{section.name}: {text}" for text in told]
+    return out
 
 
 def tiles(study: Study) -> list[Tile]:
@@ -57,13 +102,14 @@ def tiles(study: Study) -> list[Tile]:
     scope = lead_of(study)
     if scope is not None:
         best = scope.ranked[0]
-        out.append(Tile("Best by H-score", best.label, scope.words))
+        names = ", ".join(line.label for line in (best, *ties_of(scope)))
+        out.append(Tile("Best by H-score", names, scope.words))
         out.append(
             Tile("H-score", f"{100 * scope.scores[best].mean:.1f} %", _means(scope.scores[best]))
         )
         gain = gain_of(scope)
-        if gain is not None and scope.source is not None and best != scope.source:
-            base = _percent(scope.scores[scope.source])
+        if gain is not None and scope.source not in (None, best, *ties_of(scope)):
+            base = _percent(_source(scope))
             out.append(Tile("Gain over source", f"{gain:+.1f}", f"points; source has {base}"))
         cost = scope.section.effort(best, "cost", scope.severity)
         if not math.isnan(cost):
@@ -90,15 +136,18 @@ def findings(section: Section) -> list[str]:
             continue
         best = scope.ranked[0]
         value = scope.scores[best]
+        ties = ties_of(scope)
         text = f"{scope.words}: {best.label} is best with H {_percent(value)}"
         text += _part(value)
-        others = scope.ranked[1:]
+        if ties:
+            text += f", equal as printed: {', '.join(line.label for line in ties)}"
+        others = [line for line in scope.ranked[1:] if line not in ties]
         second = next((x for x in others if scope.scores[x].mean <= value.mean), None)
         if second is not None:
             found = scope.scores[second]
             text += f", before {second.label} with {_percent(found)}{_part(found)}"
         gain = gain_of(scope)
-        if gain is not None and best != scope.source:
+        if gain is not None and scope.source not in (best, *ties):
             text += f"; {gain:+.1f} points against source{_part(_source(scope))}"
         behind = [line for line in scope.ranked if _below(scope, scope.scores[line])]
         if behind:
@@ -108,7 +157,7 @@ def findings(section: Section) -> list[str]:
         if ahead:  # a mean of fewer cells is not compared: the hard ones may be those that lack
             told = [f"{x.label} {_percent(scope.scores[x])}{_part(scope.scores[x])}" for x in ahead]
             text += f". Higher, but not complete and so not ranked: {', '.join(told)}"
-        out.append(text + ".")
+        out.append(" ".join([text + ".", *caveats(scope)]))
     return out
 
 
@@ -132,6 +181,15 @@ def paper_sentence(table: Table) -> str:
     )
 
 
+def ties_of(scope: Scope) -> list[Line]:
+    """Rows whose H is that of the best row as printed, both complete."""
+    best = scope.scores[scope.ranked[0]]
+    if not best.complete:
+        return []
+    others = [line for line in scope.ranked[1:] if scope.scores[line].complete]
+    return [line for line in others if _printed(scope.scores[line]) == _printed(best)]
+
+
 def gain_of(scope: Scope) -> float | None:
     """Points of H that the best row lies above the source; None where one of them is not there."""
     if scope.source is None or not scope.ranked:
@@ -150,7 +208,17 @@ def _source(scope: Scope) -> Value:
 
 
 def _below(scope: Scope, value: Value) -> bool:
-    return scope.source is not None and value.mean < scope.scores[scope.source].mean
+    if scope.source is None:
+        return False
+    return _printed(value) < _printed(scope.scores[scope.source])
+
+
+def _printed(value: Value) -> float:
+    return round(100 * value.mean, 1)
+
+
+def _points(gain: float) -> str:
+    return "less than 0.1 points" if gain < 0.05 else f"{gain:.1f} points"
 
 
 def _percent(value: Value) -> str:
@@ -161,4 +229,5 @@ def _percent(value: Value) -> str:
 def _means(value: Value) -> str:
     seeds = f"{value.seeds} seed{'s' if value.seeds != 1 else ''}"
     spread = "" if value.std is None else f"± {100 * value.std:.1f}, "
-    return f"{spread}mean of {value.done:,} cell{'s' if value.done != 1 else ''}, {seeds}"
+    alone = "" if value.std is not None else ": no deviation"
+    return f"{spread}mean of {value.done:,} cell{'s' if value.done != 1 else ''}, {seeds}{alone}"

@@ -12,6 +12,9 @@ from typing import Any
 
 from opentta.bench.results import Record
 
+DIRTY = "-dirty"
+"""What ends a commit whose code had further changes."""
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -67,6 +70,12 @@ def warnings(records: Sequence[Record]) -> tuple[str, ...]:
         for fact in facts(records)
         if fact.mixed and (fact.name in _COMPARED or fact.name in libraries)
     ]
+    dirty = sum(record.commit.endswith(DIRTY) for record in records)
+    if dirty:
+        out.append(
+            f"{dirty} of {len(records)} cells ran with changes that were not committed: their "
+            "commit does not say which code it was"
+        )
     for kind, name, read in _WITHIN:
         for value in sorted({str(record.cell.get(kind, "")) for record in records}):
             own = [record for record in records if str(record.cell.get(kind, "")) == value]
@@ -99,6 +108,17 @@ def preprocessing_of(record: Record) -> str:
         if value:
             words.append(f"{key} {' '.join(str(number) for number in value)}")
     return ", ".join(words)
+
+
+def commit_of(record: Record) -> str:
+    """The commit of the code, its hash cut, ``-dirty`` kept where changes were not committed.
+
+    Example:
+        >>> commit_of(Record("a1", "ok", commit="0123456789abcdef0123-dirty"))
+        '0123456789ab-dirty'
+    """
+    hash, dash, state = record.commit.partition("-")
+    return f"{hash[:12]}{dash}{state}"
 
 
 def _counts(record: Record) -> str:
@@ -138,7 +158,7 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("precision", lambda r: r.precision),
     ("threads", lambda r: "" if r.threads is None else str(r.threads)),
     ("host", lambda r: r.host),
-    ("commit", lambda r: r.commit[:12]),
+    ("commit", commit_of),
 )
 _COMPARED = ("device", "precision", "threads", "host", "commit", "batch size", "order", "reset")
 _WITHIN: tuple[tuple[str, str, _Reader], ...] = (  # may differ between, not within

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from opentta.bench.results import Record
+from opentta.report.side import SideFiles
 from opentta.report.values import (
     AVERAGE,
+    COSTS,
     Column,
     Entry,
     Line,
@@ -29,7 +31,8 @@ class Section:
     """What one preset asked for and what is there of it.
 
     ``entries`` has one entry a place, in the order of the largest plan; ``replaced`` the cells
-    that a later plan gave way to others. The rest of the fields are the plan's.
+    that a later plan gave way to others; ``idle`` what is said of plans that are left out. The rest
+    of the fields are the plan's.
     """
 
     preset: str
@@ -39,10 +42,17 @@ class Section:
     kind: str = "table"
     paper: str = ""  # a table of the paper, "" for none
     commands: tuple[str, ...] = ()
-    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> OOD sets, if known
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> its OOD sets
     published: bool = False
     notes: tuple[str, ...] = ()
     planned: bool = True  # False: places come from the cells themselves, nothing can be missing
+    idle: tuple[str, ...] = ()
+    side: SideFiles | None = field(default=None, repr=False)  # None: no samples to compute from
+
+    @property
+    def name(self) -> str:
+        """The preset, marked where its results were published and not computed here."""
+        return f"{self.preset} (published)" if self.published else self.preset
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -91,8 +101,12 @@ class Section:
         parts: list[Column] = []
         for ood in self.oods:
             origins = ood.split("+") if "+" in ood else []
-            inside = [g for g, names in self.groups.items() if set(names) <= set(origins)]
-            parts += [Column((ood,), part=name) for name in inside or origins]
+            inside = [
+                Column((ood,), group, names)
+                for group, names in self.groups.items()
+                if names and set(names) <= set(origins)
+            ]
+            parts += inside or [Column((ood,), name, (name,)) for name in origins]
         if len(self.oods) == 1:
             return (*streams, *parts)
         for group, names in self.groups.items():
@@ -104,7 +118,7 @@ class Section:
     def origins(self) -> tuple[Column, ...]:
         """One column for each OOD set of a stream that has several."""
         joined = [ood for ood in self.oods if "+" in ood]
-        return tuple(Column((ood,), part=name) for ood in joined for name in ood.split("+"))
+        return tuple(Column((ood,), name, (name,)) for ood in joined for name in ood.split("+"))
 
     @property
     def failed(self) -> tuple[Entry, ...]:
@@ -149,12 +163,12 @@ class Section:
     def value(self, line: Line, column: Column, severity: int, measure: str) -> Value:
         """One value of the table: the mean of ``measure``, a name of ``SHARES`` or ``COSTS``."""
         pools = [self.pool(line, ood, severity) for ood in column.oods]
-        return mean_value(pools, lambda record: reading(record, measure, part=column.part))
+        return mean_value(pools, self._reader(measure, column))
 
     def per_seed(self, line: Line, column: Column, severity: int, measure: str) -> dict[int, float]:
         """What ``value`` is the mean of: seed -> value; seeds without a result are left out."""
         pools = [self.pool(line, ood, severity) for ood in column.oods]
-        return seed_means(pools, lambda record: reading(record, measure, part=column.part))
+        return seed_means(pools, self._reader(measure, column))
 
     def by_corruption(
         self, line: Line, column: Column, severity: int, measure: str
@@ -172,8 +186,18 @@ class Section:
                 ]
                 for ood in column.oods
             ]
-            out[name] = mean_value(pools, _reader(measure, name, column.part))
+            out[name] = mean_value(pools, self._reader(measure, column, name))
         return out
+
+    def unscored(self, column: Column) -> tuple[Entry, ...]:
+        """Finished cells that have no value for a group, for want of their samples."""
+        pools = [self.pool(ood=ood) for ood in column.oods if column.sets]
+        return tuple(
+            each
+            for pool in pools
+            for each in pool
+            if each.record is not None and each.ok and not self._against(each.record, column)
+        )
 
     def effort(self, line: Line, measure: str, severity: int | None = None) -> float:
         """Median over cells of one of ``COSTS``; NaN where none has it."""
@@ -184,6 +208,26 @@ class Section:
         ]
         known = [value for value in found if not math.isnan(value)]
         return float(np.median(known)) if known else math.nan
+
+    def _reader(self, measure: str, column: Column, domain: str = "") -> Callable[[Record], float]:
+        """How a record is read; ``domain`` with a slash is one of several in its stream."""
+        if measure in COSTS or not (column.sets or "/" in domain):
+            return lambda record: reading(record, measure)
+        if not column.sets:
+            return lambda record: reading(record, measure, domain=domain)
+        if "/" in domain:
+            return lambda record: math.nan  # not stored by both
+        return lambda record: _number(self._against(record, column).get(measure))
+
+    def _against(self, record: Record, column: Column) -> Mapping[str, Any]:
+        """Measures of a stream against the sets of a column, which are the plan's of today."""
+        metrics: dict[str, Any] = record.metrics
+        if set(column.sets) == set(column.oods[0].split("+")):
+            return metrics
+        if len(column.sets) == 1:
+            own: dict[str, Any] = metrics.get("origins", {}).get(column.sets[0], {})
+            return own
+        return self.side.against(record, column.sets) if self.side else {}
 
     @cached_property
     def _by_line(self) -> dict[Line, list[Entry]]:
@@ -202,20 +246,15 @@ class Section:
         return index
 
 
-def _reader(measure: str, name: str, part: str) -> Callable[[Record], float]:
-    def read(record: Record) -> float:
-        if "/" not in name:
-            return reading(record, measure, part=part)
-        return math.nan if part else reading(record, measure, domain=name)  # not stored by both
-
-    return read
-
-
 def _domains(entry: Entry) -> tuple[str, ...]:
     """Corruptions that a cell has values of; none for a joined cell without a result."""
     if "+" not in entry.place.corruption:
         return (entry.place.corruption,)
     return tuple(entry.record.metrics.get("domains", ())) if entry.record else ()
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -6,20 +6,22 @@ Needs no torch. Reading changes nothing, and the same store always gives the sam
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from opentta import registry
 from opentta.bench.files import to_json
-from opentta.bench.plans import Place, Plan, place_of, read_plans
-from opentta.bench.results import SIDE, Record, Store, StoreError
+from opentta.bench.plans import Place, Plan, place_of, plan_files
+from opentta.bench.results import Record, Store, StoreError
 from opentta.errors import unknown
 from opentta.metrics.samples import Array, Samples
 from opentta.metrics.summary import SHARES
+from opentta.report.gaps import gaps, reasons
 from opentta.report.provenance import warnings
 from opentta.report.section import Section
+from opentta.report.side import SideFiles
 from opentta.report.values import (
     AVERAGE,
     COSTS,
@@ -33,7 +35,6 @@ from opentta.report.values import (
 
 OTHER = "other"
 """The section of cells that no plan names."""
-_REASON = 200  # letters of a failure's reason in a note
 
 __all__ = [
     "AVERAGE",
@@ -71,6 +72,7 @@ class Study:
 
     store: Store
     sections: tuple[Section, ...]
+    side: SideFiles = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class Study:
         out: list[str] = []
         for section in self.sections:
             found = [*gaps(section), *warnings(section.records)]
-            out += [f"{section.preset}: {text}" for text in found]
+            out += [f"{section.name}: {text}" for text in found]
         return tuple(out)
 
     @cached_property
@@ -93,42 +95,44 @@ class Study:
         return tuple(found.values())
 
     def section(self, preset: str) -> Section:
-        """The section of a preset."""
-        for section in self.sections:
+        """The section of a preset; where it has a published one too, that of this store's own."""
+        for section in sorted(self.sections, key=lambda section: section.published):
             if section.preset == preset:
                 return section
         raise unknown("preset of this store", preset, [s.preset for s in self.sections])
 
     def has_samples(self, record: Record) -> bool:
         """Whether the samples of a cell are stored and their side file was kept."""
-        return record.has_samples and self._side(record).exists()
+        return self.side.has_samples(record)
 
     def samples(self, record: Record) -> Samples | None:
         """What was seen of every sample of a cell; None where the side file is not there."""
-        return self.store.samples(record.hash) if self.has_samples(record) else None
+        return self.side.samples(record)
 
     def extras(self, record: Record) -> dict[str, Array]:
         """Thumbnails and coordinates of a cell; empty where the side file is not there."""
-        kept = bool(record.arrays) and self._side(record).exists()
-        return self.store.extras(record.hash) if kept else {}
-
-    def _side(self, record: Record) -> Path:
-        return self.store.path / SIDE / f"{record.hash}.npz"
+        return self.side.extras(record)
 
 
 def load_study(path: Path | str) -> Study:
     """Read a store; a ``StoreError`` says what is wrong with a folder that is none."""
     store = Store(path, must_exist=True)
     records = {record.hash: record for record in store.read()}
-    plans = read_plans(store.path)
-    if not records and not any(plan.cells for plan in plans):
+    plans = plan_files(store.path)
+    if not records and not any(plan.cells for _, plan in plans):
         raise StoreError(
             f"expected stored cells in {path}, but there is none; run a benchmark into this "
             "folder first"
         )
-    presets = dict.fromkeys(plan.preset for plan in plans if plan.cells)
-    sections = [_planned([p for p in plans if p.preset == name], records) for name in presets]
-    named = {place.hash for plan in plans for place in plan.cells}
+    # what was computed here and what came with the package never share a section
+    kinds = dict.fromkeys((plan.preset, plan.published) for _, plan in plans if plan.cells)
+    sections = [
+        _planned([(p, x) for p, x in plans if x.cells and (x.preset, x.published) == kind], records)
+        for kind in kinds
+    ]
+    shipped = {e.place.hash for section in sections if section.published for e in section.entries}
+    sections = [_shared(section, shipped) for section in sections]
+    named = {place.hash for _, plan in plans for place in plan.cells}
     rest = [record for record in records.values() if record.hash not in named]
     if plans:
         sections += [_unplanned(OTHER, rest)] if rest else []
@@ -137,58 +141,34 @@ def load_study(path: Path | str) -> Study:
         sections += [
             _unplanned(name, [r for r in rest if (r.preset or OTHER) == name]) for name in names
         ]
-    return Study(store, tuple(sections))
+    side = SideFiles(store)
+    return Study(store, tuple(replace(section, side=side) for section in sections), side)
 
 
-def gaps(section: Section) -> tuple[str, ...]:
-    """What is failed, missing or left out in a section, one sentence each."""
-    out = []
-    asked = len(section.entries)
-    if section.missing:
-        out.append(
-            f"{len(section.missing)} of {asked} cells are missing: {_listing(section.missing)}"
-        )
-    reasons: dict[str, list[Entry]] = {}
-    for each in section.failed:
-        reason = " ".join((each.record.reason if each.record else "").split())
-        if len(reason) > _REASON:
-            reason = f"{reason[:_REASON]}…"  # whole in the CSV of cells
-        reasons.setdefault(reason or "no reason stored", []).append(each)
-    for reason, entries in reasons.items():
-        out.append(f"{len(entries)} of {asked} cells failed ({reason}): {_listing(entries)}")
-    if section.replaced:
-        out.append(
-            f"{len(section.replaced)} older cells are left out, a later command asked for others "
-            f"in their place: {_listing(section.replaced)}"
-        )
-    return tuple(out)
+def _shared(section: Section, shipped: set[str]) -> Section:
+    """The section with a note on results that may not have been computed here."""
+    count = sum(each.ok and each.place.hash in shipped for each in section.entries)
+    if section.published or not count:
+        return section
+    note = (
+        f"{count} of {len(section.entries)} cells are also among the published results: what is "
+        "stored is not computed again, so they may have come with the package"
+    )
+    return replace(section, notes=(*section.notes, note))
 
 
-def _listing(entries: Sequence[Entry]) -> str:
-    """Rows and streams of the cells, with their numbers: a whole row is one word, not 15."""
-    counted: dict[str, list[Place]] = {}
-    for each in entries:
-        name = f"{line_of(each.place).label} × {each.place.ood or 'no OOD set'}"
-        counted.setdefault(name, []).append(each.place)
-    parts = []
-    for name, places in counted.items():
-        detail = f"{len(places)} cells"
-        if len(places) <= 3:
-            detail = ", ".join(_corner(place) for place in places)
-        parts.append(f"{name} ({detail})")
-    return "; ".join(parts)
+def _planned(plans: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> Section:
+    """One section of all plans of a preset: the later plan holds where two name one place.
 
-
-def _corner(place: Place) -> str:
-    severity = f" {place.severity}" if place.severity else ""
-    return f"{place.corruption}{severity} seed {place.seed}"
-
-
-def _planned(plans: Sequence[Plan], records: dict[str, Record]) -> Section:
-    """One section of all plans of a preset: the later plan holds where two name one place."""
+    A plan none of whose cells finished neither hides nor adds to those that have some: a mistyped
+    command would stand in the table for ever.
+    """
+    busy = [plan for _, plan in plans if any(_done(place, records) for place in plan.cells)]
+    idle = [(path, plan) for path, plan in plans if busy and plan not in busy]
+    chosen = busy or [plan for _, plan in plans]
     held: dict[bytes, Place] = {}
     replaced: dict[str, Place] = {}
-    for plan in plans:
+    for plan in chosen:
         for place in plan.cells:
             key = _key(place)
             if key in held and held[key].hash != place.hash:
@@ -196,9 +176,9 @@ def _planned(plans: Sequence[Plan], records: dict[str, Record]) -> Section:
             held[key] = place
     kept = {place.hash for place in held.values()}
     order: dict[bytes, None] = {}
-    for plan in sorted(plans, key=lambda plan: -len(plan.cells)):  # the largest plan sets the order
+    for plan in sorted(chosen, key=lambda p: -len(p.cells)):  # the largest plan sets the order
         order.update(dict.fromkeys(_key(place) for place in plan.cells if _key(place) in held))
-    last = plans[-1]
+    last = chosen[-1]
     return Section(
         preset=last.preset,
         entries=tuple(Entry(held[key], records.get(held[key].hash)) for key in order),
@@ -210,20 +190,49 @@ def _planned(plans: Sequence[Plan], records: dict[str, Record]) -> Section:
         title=last.title,
         kind=last.kind,
         paper=last.paper,
-        commands=tuple(dict.fromkeys(plan.command for plan in plans if plan.command)),
+        commands=tuple(dict.fromkeys(plan.command for plan in chosen if plan.command)),
         groups={name: tuple(sets) for name, sets in last.groups.items()},
         published=last.published,
-        notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes)),
+        notes=_notes(chosen, list(held.values())),
+        idle=tuple(_left_out(path, plan, records) for path, plan in idle),
     )
+
+
+def _done(place: Place, records: dict[str, Record]) -> bool:
+    return place.hash in records and records[place.hash].ok
+
+
+def _left_out(path: Path, plan: Plan, records: dict[str, Record]) -> str:
+    """What is said of a plan without a single result."""
+    entries = [Entry(place, records.get(place.hash)) for place in plan.cells]
+    failed = [each for each in entries if each.state == "failed"]
+    why = "; ".join(f"{len(same)} failed: {reason}" for reason, same in reasons(failed).items())
+    never = f"{len(entries) - len(failed)} never ran" if len(failed) < len(entries) else ""
+    told = "; ".join(filter(None, (why, never)))
+    return (
+        f"left out: {plan.command or 'a command'} asked for {len(entries)} cells, and none of them "
+        f"finished ({told}); remove {path.parent.name}/{path.name} to forget it"
+    )
+
+
+def _notes(plans: Sequence[Plan], places: Sequence[Place]) -> tuple[str, ...]:
+    """Notes of the plans; one that does not hold for all cells says for how many."""
+    asked: dict[str, set[str]] = {}
+    for plan in plans:
+        for note in plan.notes:
+            asked.setdefault(note, set()).update(place.hash for place in plan.cells)
+    out = []
+    for note, hashes in asked.items():
+        count = sum(place.hash in hashes for place in places)
+        if count:
+            out.append(note if count == len(places) else f"{note} ({count} of {len(places)} cells)")
+    return tuple(out)
 
 
 def _unplanned(preset: str, records: Iterable[Record]) -> Section:
     """A section of cells that no plan names, each placed by its own description."""
     entries = _told_apart([Entry(_placed(record), record) for record in records])
     known = {name: number for number, name in enumerate(registry.methods())}
-    groups: dict[str, tuple[str, ...]] = {
-        name: () for e in entries if e.record for name in e.record.metrics.get("groups", ())
-    }
 
     def rank(each: Entry) -> tuple[Any, ...]:
         place = each.place
@@ -231,7 +240,7 @@ def _unplanned(preset: str, records: Iterable[Record]) -> Section:
         return (place.backbone, place.id, *method, place.ood, place.severity, place.corruption)
 
     ordered = sorted(entries, key=lambda each: (*rank(each), each.place.seed, each.place.hash))
-    return Section(preset=preset, entries=tuple(ordered), groups=groups, planned=False)
+    return Section(preset=preset, entries=tuple(ordered), planned=False)
 
 
 def _placed(record: Record) -> Place:

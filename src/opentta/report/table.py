@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from opentta.bench.paper import PaperTable, PaperValue, paper_table, paper_tables
 from opentta.report.notes import caption, comparison_notes, paper_footnote
 from opentta.report.section import Section
-from opentta.report.values import AVERAGE, Column, Line, Value
+from opentta.report.values import AVERAGE, COSTS, SOURCE, Column, Line, Value
 
 PRINTED = ("acc", "auroc", "h")
 """Measures of the paper's tables; the others are in the CSV and on the page."""
@@ -79,7 +79,7 @@ class Cell:
     best: bool = False
     paper: float | None = None  # as printed
     paper_std: float | None = None
-    difference: float | None = None  # ours - the paper's, or its correction
+    difference: float | None = None  # ours - the paper's, or its correction; of complete means
     notes: tuple[int, ...] = ()  # footnotes of the paper's value, from 1
     decimals: int = 1
 
@@ -275,12 +275,17 @@ def _beside(
     if printed.known_wrong or printed.suspect:
         text = paper_footnote(printed)
         notes = (footnotes.setdefault(text, len(footnotes) + 1),)
-    gap = None if cell.value is None or believed is None else cell.value - believed
+    gap = None
+    if cell.value is not None and believed is not None and cell.state == "ok":
+        gap = cell.value - believed  # cells that lack may be the hard ones
     return replace(cell, paper=printed.value, paper_std=printed.std, difference=gap, notes=notes)
 
 
 def _best(rows: Sequence[Row], headings: Sequence[Heading]) -> tuple[Row, ...]:
-    """Mark the best of each column; equal as printed are equally good, partial means never."""
+    """Mark the best of each column; equal as printed are equally good, partial means never.
+
+    In effort, source is a plain forward by definition: the methods are compared without it.
+    """
     marked = [list(row.cells) for row in rows]
     for place, heading in enumerate(headings):
         measure = MEASURES[heading.measure]
@@ -288,6 +293,7 @@ def _best(rows: Sequence[Row], headings: Sequence[Heading]) -> tuple[Row, ...]:
             number: round(row.cells[place].value or 0.0, measure.decimals)
             for number, row in enumerate(rows)
             if row.cells[place].state == "ok"
+            and not (heading.measure in COSTS and row.line.method == SOURCE)
         }
         if len(whole) < 2:
             continue

@@ -15,7 +15,7 @@ from rich.text import Text
 from opentta.report.table import Block, Cell, Heading, Row, Table
 
 LEGEND = "* best complete value of its column; 14/15: mean of 14 of the 15 cells asked for; "
-LEGEND += "cost: × a plain forward; MiB: peak memory"
+LEGEND += "cost: × a plain forward; MiB: peak memory (the best of both without source)"
 _LABEL = 30  # characters of a row's name before it is folded
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False}
 

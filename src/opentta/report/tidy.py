@@ -63,7 +63,9 @@ def _values(section: Section) -> Iterator[list[Any]]:
                     tail: list[Any] = [None] * 6
                     if printed is not None:
                         believed = printed.believed
-                        gap = None if mean is None or believed is None else mean - believed
+                        gap = None
+                        if mean is not None and believed is not None and value.complete:
+                            gap = mean - believed
                         mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
                         tail = [printed.value, printed.std, mark, printed.reason]
                         tail += [printed.corrected, gap]

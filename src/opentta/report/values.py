@@ -19,6 +19,8 @@ from opentta.bench.results import Record
 from opentta.metrics.measures import mean_std
 
 AVERAGE = "average"
+SOURCE = "source"
+"""The method that does not adapt."""
 COSTS = ("cost", "memory", "seconds", "images_per_second", "minutes")
 """Measures of effort: multiple of a plain forward, bytes, seconds, rate, minutes of the paper."""
 PAPER_IMAGES = 55_000  # of the paper's table of times
@@ -51,14 +53,15 @@ class Column:
     """OOD sets that a value is the mean of; of each stream all OOD samples or one ``part``.
 
     Example:
-        >>> Column(("textures",)).label, Column(("ssb+sun",), part="near").label
+        >>> Column(("textures",)).label, Column(("ssb+sun",), "near", ("ssb",)).label
         ('textures', 'near')
         >>> Column(("ssb+ninco+sun",)).label
         'ssb +2'
     """
 
     oods: tuple[str, ...]  # streams, by Place.ood
-    part: str = ""  # a group or an origin that the stream scores apart
+    part: str = ""  # a group or an OOD set that is scored apart from the rest of its stream
+    sets: tuple[str, ...] = ()  # the OOD sets of the part
     name: str = ""  # for a mean over several streams
 
     @property
@@ -107,11 +110,6 @@ class Value:
     failed: int
 
     @property
-    def missing(self) -> int:
-        """Cells that were asked for and never stored."""
-        return self.asked - self.done - self.failed
-
-    @property
     def complete(self) -> bool:
         """Whether every cell that was asked for is in the mean."""
         return self.done == self.asked > 0
@@ -139,14 +137,14 @@ def line_of(place: Place) -> Line:
     return Line(place.row, place.method, place.backbone, place.id, settings)
 
 
-def reading(record: Record, measure: str, part: str = "", domain: str = "") -> float:
+def reading(record: Record, measure: str, origin: str = "", domain: str = "") -> float:
     """One measure of a stored cell, NaN where it has none.
 
-    ``part`` is a group or an origin, ``domain`` e.g. ``fog/5``; one of them at most.
+    ``origin`` is one OOD set of the stream, ``domain`` e.g. ``fog/5``; one of them at most.
 
     Example:
         >>> record = Record("a1", "ok", metrics={"acc": 0.5, "origins": {"sun": {"acc": 0.25}}})
-        >>> reading(record, "acc"), reading(record, "acc", part="sun"), reading(record, "h")
+        >>> reading(record, "acc"), reading(record, "acc", origin="sun"), reading(record, "h")
         (0.5, 0.25, nan)
     """
     if measure == "minutes":
@@ -156,9 +154,8 @@ def reading(record: Record, measure: str, part: str = "", domain: str = "") -> f
         value = getattr(record, "peak_memory" if measure == "memory" else measure)
     else:
         metrics: dict[str, Any] = record.metrics
-        if part:
-            nests = (metrics.get("groups") or {}, metrics.get("origins") or {})
-            metrics = next((nest[part] for nest in nests if part in nest), {})
+        if origin:
+            metrics = metrics.get("origins", {}).get(origin, {})
         elif domain:
             metrics = metrics.get("domains", {}).get(domain, {})
         value = metrics.get(measure)
@@ -168,31 +165,35 @@ def reading(record: Record, measure: str, part: str = "", domain: str = "") -> f
 def seed_means(
     pools: Sequence[Sequence[Entry]], read: Callable[[Record], float]
 ) -> dict[int, float]:
-    """For each seed the mean over streams of the mean over corruptions."""
+    """For each seed the mean over streams of the mean over corruptions.
+
+    A seed in which a stream has no result at all is left out: a mean over fewer OOD sets is
+    another quantity, not a rougher one.
+    """
     seeds = sorted({each.place.seed for pool in pools for each in pool})
     out = {}
     for seed in seeds:
-        means = []
-        for pool in pools:
-            found = [read(e.record) for e in pool if e.record and e.ok and e.place.seed == seed]
-            if found:
-                means.append(float(np.mean(found)))
-        if means:
-            out[seed] = float(np.mean(means))
+        found = [
+            [read(e.record) for e in pool if e.record and e.ok and e.place.seed == seed]
+            for pool in pools
+        ]
+        if all(found):
+            out[seed] = float(np.mean([np.mean(values) for values in found]))
     return out
 
 
 def mean_value(pools: Sequence[Sequence[Entry]], read: Callable[[Record], float]) -> Value:
     """Mean over seeds of ``seed_means``, with the numbers of what it lacks."""
     entries = [each for pool in pools for each in pool]
-    values = list(seed_means(pools, read).values())
+    found = seed_means(pools, read)
+    values = list(found.values())
     mean, std = mean_std(values)
     return Value(
         mean=mean,
         std=std if len(values) > 1 else None,
         seeds=len(values),
         seeds_asked=len({each.place.seed for each in entries}),
-        done=sum(each.ok for each in entries),
+        done=sum(each.ok and each.place.seed in found for each in entries),
         asked=len(entries),
         failed=sum(each.state == "failed" for each in entries),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from opentta.errors import unknown
+from opentta.errors import ConfigError, unknown
 from opentta.report.latex import to_latex
 from opentta.report.markdown import to_markdown
 from opentta.report.study import Study, load_study
@@ -39,6 +39,7 @@ def write_report(
         raise unknown("part of a report", only, PARTS)
     study = results if isinstance(results, Study) else load_study(results)
     folder = study.store.path / "report" if out is None else Path(out)
+    check_folder(folder)
     say = progress or (lambda words: None)
     files: list[Path] = []
     if only in (None, "tables"):
@@ -55,6 +56,24 @@ def write_report(
         say("page")
         files += write_page(study, folder)
     return files
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before anything is written, a folder that cannot be one.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     check_folder(Path(file.name))
+        Traceback (most recent call last):
+        opentta.errors.ConfigError: expected a folder to write the report to, but ... is a file; ...
+    """
+    for path in (folder / "tables", folder / "figures", folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"expected a folder to write the report to, but {path} is a file; name another "
+                "folder, or move the file away"
+            )
 
 
 def write_tables(study: Study, out: Path) -> list[Path]:
@@ -81,6 +100,10 @@ def file_names(study: Study) -> tuple[str, ...]:
     names: list[str] = []
     for section in study.sections:
         base, number = _slug(section.preset), 2
+        if section.published and any(
+            not o.published and o.preset == section.preset for o in study.sections
+        ):
+            base += "-published"
         name = base
         while name.lower() in (other.lower() for other in names):  # T is t on some disks
             name, number = f"{base}-{number}", number + 1
