@@ -145,8 +145,7 @@ def test_two_commands_on_one_store_at_once_do_not_harm_it(typed, tmp_path):
     assert [process.returncode for process in pair] == [0, 0], said
     records = Store(results).read()
     assert len(records) == 12 and all(record.ok for record in records)
-    for line in lines(results):
-        json.loads(line)
+    assert len(lines(results)) == 12  # none was computed twice
     assert all(Store(results).samples(record.hash) is not None for record in records)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -239,6 +240,18 @@ def test_variants_are_rows_of_their_method():
 def test_tsne_keeps_the_tokens_of_every_layer():
     assert {cell.tokens for cell in cells_of("tsne")} == {tuple(range(12))}
     assert {cell.tokens for cell in cells_of("tsne", backbone=VIT_L)} == {tuple(range(24))}
+
+
+@pytest.mark.parametrize("layers, strays", [((0, 12), "12"), ((-1, 3, 40), "-1, 40")])
+def test_tokens_of_a_layer_that_the_backbone_lacks_are_refused(layers, strays):
+    preset = replace(load_preset("tsne"), tokens=layers)
+    with pytest.raises(ConfigError, match=f"layers from 0 to 11, as vit_base.*got {strays}$"):
+        expand(preset, download=False)
+
+
+def test_tokens_are_kept_of_the_layers_that_a_preset_names():
+    preset = replace(load_preset("tsne"), tokens=(0, 11))
+    assert {cell.tokens for cell in expand(preset, download=False)} == {(0, 11)}
 
 
 def test_what_is_asked_for_replaces_what_the_preset_says():

@@ -1,7 +1,9 @@
 """The Ray engine on real clusters of this machine: the local engine's numbers, bit for bit."""
 
 import multiprocessing
+import socket
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -94,6 +96,40 @@ def test_the_board_keeps_the_last_word_of_each_cell():
         board.tell(replace(word, hash=hash, done=done))
     assert {w.hash: w.done for w in board.read()} == {"a": 2, "b": 1}
     assert board.read() == []
+
+
+def test_an_address_where_nobody_answers_is_an_error_at_once(bench):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # not listening: a connection is refused
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        begin = time.monotonic()
+        for name in (address, f"ray://{address}"):
+            with pytest.raises(ConfigError, match=f"cannot reach Ray at {name}.*ray start --head"):
+                next(RayEngine(name).run([bench.cell()], bench.where))
+        assert time.monotonic() - begin < ray_engine.ANSWER
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["head:", "head:port", ":6379", "head:99999"])
+def test_an_address_is_a_host_and_a_port(bench, address):
+    with pytest.raises(ConfigError, match="expected host:port"):
+        next(RayEngine(address).run([bench.cell()], bench.where))
+
+
+def test_an_address_that_ray_looks_up_is_left_to_it(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("no connection was to be made")
+
+    monkeypatch.setattr(ray_engine.socket, "create_connection", refuse)
+    ray_engine._knock("auto")
+    tried = []
+    monkeypatch.setattr(
+        ray_engine.socket,
+        "create_connection",
+        lambda place, timeout: tried.append(place) or socket.socket(),
+    )
+    ray_engine._knock("[::1]:6379")
+    assert tried == [("::1", 6379)]
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch):

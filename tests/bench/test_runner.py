@@ -10,7 +10,7 @@ import torch
 from trees import Bench, same
 
 import opentta
-from opentta.bench import runner
+from opentta.bench import measure, runner
 from opentta.bench.cells import Outcome, Where
 from opentta.bench.engine import failure, one_line
 from opentta.bench.local import LocalEngine
@@ -231,6 +231,24 @@ def test_a_method_that_raises_harms_no_other_cell(bench, register, error, reason
     assert same(whole, run_cell(bench.cell(), bench.where))
 
 
+@pytest.mark.parametrize("error, collects", [(ValueError("odd"), 0), (MemoryError(), 1)])
+def test_garbage_is_searched_for_only_where_memory_ran_out(
+    bench, register, monkeypatch, error, collects
+):
+    """It takes longer than many a cell that fails."""
+    searched = []
+    monkeypatch.setattr(measure.gc, "collect", lambda: searched.append(1))
+
+    def step(self, images):
+        raise error
+
+    register("broken", step)
+    assert not run_cell(bench.cell("broken"), bench.where).record.ok
+    assert len(searched) == collects
+    measure.release_memory("cuda", full=False)
+    assert len(searched) == collects + 1
+
+
 def test_a_long_reason_is_cut():
     assert len(one_line(ValueError("x" * 5000))) == 500
 
@@ -315,14 +333,6 @@ def test_a_cell_that_another_command_finished_meanwhile_is_left_out(bench, tmp_p
     assert engine.ran == [0, 2]
 
 
-def test_the_store_is_read_again_only_when_it_grew(bench, tmp_path, monkeypatch):
-    store, reads = Store(tmp_path), []
-    real = Store.hashes
-    monkeypatch.setattr(Store, "hashes", lambda self: reads.append(1) or real(self))
-    run_cells([bench.cell(seed=0)] * 100, store, Fake(), bench.where)
-    assert len(reads) <= 3
-
-
 def test_a_full_disk_ends_the_run_and_the_engine(bench, tmp_path, monkeypatch):
     store, engine = Store(tmp_path), Fake()
     real = Store.append
@@ -359,14 +369,15 @@ def test_an_audience_hears_of_outcomes_and_of_skipped_cells(bench, tmp_path):
         def finished(self, outcome):
             heard.append(outcome.record.status)
 
+        def waiting(self, count):
+            heard.append("waiting")
+
     cell = bench.cell("source")
     run_cells([cell, cell], Store(tmp_path), LocalEngine(), bench.where, Ears())
     assert heard == ["progress", "ok", "skipped"]
 
 
 def test_the_commit_is_that_of_the_running_source(tmp_path, monkeypatch):
-    from opentta.bench import measure
-
     found = measure.commit()
     assert found == "" or len(found.removesuffix("-dirty")) == 40
     monkeypatch.setenv("PATH", os.fspath(tmp_path))

@@ -19,12 +19,13 @@ class Engine(Protocol):
     """Runs cells: in this process, in several, or on a cluster. The numbers are the same."""
 
     def run(
-        self, cells: Iterable[Cell], where: Where, watch: Watch | None = None
+        self, cells: Iterable[Cell | None], where: Where, watch: Watch | None = None
     ) -> Generator[Outcome]:
         """One outcome a cell, in the order in which they finish.
 
-        ``cells`` is asked for the next one only when there is room for it. Closing the iterator
-        ends what still runs.
+        ``cells`` is asked for the next one only when there is room for it. None from it means:
+        nothing now, ask again after a while; it comes only while some cell has no outcome yet.
+        Closing the iterator ends what still runs.
         """
         ...
 
@@ -43,6 +44,10 @@ class Audience(Protocol):
 
     def finished(self, outcome: Outcome) -> None:
         """A cell has ended and is stored."""
+        ...
+
+    def waiting(self, count: int) -> None:
+        """Nothing is left but this many cells that another command computes."""
         ...
 
 
@@ -80,14 +85,19 @@ def one_line(error: BaseException) -> str:
         'ZeroDivisionError: division by zero'
     """
     text = " ".join(str(error).split())
-    if _out_of_memory(error):
+    if out_of_memory(error):
         text = f"out of memory; a smaller batch or fewer processes need less ({text})"
     elif not isinstance(error, OpenttaError) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    """Python's, CUDA's, or that of torch on a CPU, which is a plain RuntimeError."""
+def out_of_memory(error: BaseException) -> bool:
+    """Python's, CUDA's, or that of torch on a CPU, which is a plain RuntimeError.
+
+    Example:
+        >>> out_of_memory(MemoryError()), out_of_memory(ValueError("no memory of it"))
+        (True, False)
+    """
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or "DefaultCPUAllocator" in str(error)

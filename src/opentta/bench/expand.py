@@ -254,8 +254,18 @@ def _shares(stream: StreamSettings, id: str, ood: Sequence[str], limit: int | No
 
 
 def _tokens(preset: Preset, backbone: str) -> tuple[int, ...]:
+    """The layers whose class tokens are kept; all must be there."""
+    if not preset.tokens:
+        return ()
+    depth = size_of(backbone).depth
     if preset.tokens == "all":
-        return tuple(range(size_of(backbone).depth))
+        return tuple(range(depth))
+    outside = [layer for layer in preset.tokens if not 0 <= layer < depth]
+    if outside:
+        raise ConfigError(
+            f"{preset.file or preset.name}: expected tokens of layers from 0 to {depth - 1}, as "
+            f"{backbone} has {depth} blocks, got {', '.join(map(str, outside))}"
+        )
     return tuple(preset.tokens)
 
 

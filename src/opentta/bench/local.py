@@ -42,14 +42,15 @@ class LocalEngine:
         self.devices = tuple(visible_gpus() if devices is None else devices)
 
     def run(
-        self, cells: Iterable[Cell], where: Where, watch: Watch | None = None
+        self, cells: Iterable[Cell | None], where: Where, watch: Watch | None = None
     ) -> Generator[Outcome]:
         """One outcome a cell, in the order in which they finish."""
         if self.processes == 1:
             from opentta.bench.runner import run_cell
 
             for only in cells:
-                yield run_cell(only, where, watch)
+                if only is not None:  # it never is: nothing is in hand when the next is asked for
+                    yield run_cell(only, where, watch)
             return
         devices = self.devices or ("",)
         crew = [_Worker(where, devices[i % len(devices)]) for i in range(self.processes)]

@@ -111,9 +111,13 @@ class PeakMemory:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def release_memory(device: str, *, failed: bool) -> None:
-    """Give back what the last cell held, so that the next has room."""
-    if failed or device == "cuda":  # else nothing is left: no method keeps a cycle of references
+def release_memory(device: str, *, full: bool) -> None:
+    """Give back what the last cell held, so that the next has room; ``full``: it ran out of it.
+
+    Otherwise nothing is left, as no method keeps a cycle of references; to search for some takes
+    longer than many a cell that fails.
+    """
+    if full or device == "cuda":
         gc.collect()
     if device == "cuda" and torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import socket
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -19,6 +20,7 @@ from opentta.errors import ConfigError
 
 LOOK = 1.0  # seconds between two looks at what runs
 AHEAD = 2  # cells handed out beyond what the cluster can run at once
+ANSWER = 5.0  # seconds that a cluster is given to answer
 _LATEST = 10_000  # words on progress that wait to be read
 _TELL = 1.0  # seconds between two words on progress of one cell
 
@@ -43,7 +45,7 @@ class RayEngine:
         self.retries = retries
 
     def run(
-        self, cells: Iterable[Cell], where: Where, watch: Watch | None = None
+        self, cells: Iterable[Cell | None], where: Where, watch: Watch | None = None
     ) -> Generator[Outcome]:
         """One outcome a cell, in the order in which they finish."""
         ray = import_ray()
@@ -185,13 +187,15 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     try:
+        if address is not None:
+            _knock(address)
         ray.init(
             address=address or "local",
             log_to_driver=False,
             logging_level=logging.ERROR,
             **({} if address else {"include_dashboard": False}),
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cannot reach Ray at {address or 'this machine'}: {one_line(error)}; start it with "
             "`ray start --head`, or leave the address out to run on this machine"
@@ -200,3 +204,13 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise where nobody answers at ``host:port``: Ray itself would try again for ever."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # "auto" and the like, which Ray looks up
+        return
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise ValueError("expected host:port, such as 10.0.0.7:6379")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()

@@ -21,23 +21,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from opentta.bench.files import (
-    append_line,
-    from_json,
-    plain,
-    read_arrays,
-    sync_folder,
-    to_json,
-    write_arrays,
-    write_bytes,
-)
+from opentta.bench import files
 from opentta.errors import ConfigError, DataError
 from opentta.metrics.samples import Array, Samples
 
 LINES, SIDE = "results.jsonl", "samples"
 HEADER = b'{"opentta": "results", "format": 1}\n'
-FREE = 256 * 2**20
-"""Bytes that must be free before a run starts: a few cells, not a whole table."""
+FREE = 256 * 2**20  # bytes to be free before a run starts: a few cells, not a whole table
 _STALE = 3600.0  # seconds after which an unfinished side file has no writer any more
 _EXTRA = "extra/"
 _START = b'{"hash": "'  # how every line begins, so that a torn one is known
@@ -63,7 +53,7 @@ def content_hash(description: Mapping[str, Any]) -> str:
         >>> content_hash({"lr": 0.01, "seed": 1}) == content_hash({"seed": 1, "lr": 0.01})
         True
     """
-    canonical = to_json(plain(description), sort_keys=True)
+    canonical = files.to_json(files.plain(description), sort_keys=True)
     return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
@@ -111,7 +101,7 @@ class Record:
         if not (self.hash.isascii() and self.hash.isalnum()):  # it becomes a file name
             raise ConfigError(f"expected a hash of letters and digits, got {self.hash!r}")
         for each in fields(self):
-            object.__setattr__(self, each.name, plain(getattr(self, each.name), each.name))
+            object.__setattr__(self, each.name, files.plain(getattr(self, each.name), each.name))
 
     @property
     def ok(self) -> bool:
@@ -122,12 +112,12 @@ class Record:
         """One line of strict JSON, newline included; NaN and inf as ``{"$float": "nan"}``."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         newer = values.pop("unknown")
-        return to_json(values | newer) + b"\n"
+        return files.to_json(values | newer) + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:
         """The record that ``to_line`` wrote; fields that this version does not know are kept."""
-        values = from_json(line)
+        values = files.from_json(line)
         own = {each.name for each in fields(cls)} - {"unknown"}
         known = {name: value for name, value in values.items() if name in own}
         return cls(**known, unknown={k: v for k, v in values.items() if k not in own})
@@ -164,14 +154,33 @@ class Store:
         line that a killed writer left unfinished is no record.
         """
         cells: dict[str, Record] = {}
-        for record in self._records():
+        for record in self.read_on(0)[0]:
             if record.hash not in cells or record.ok or not cells[record.hash].ok:
                 cells[record.hash] = record
         return list(cells.values())
 
     def hashes(self) -> set[str]:
         """Hashes of the cells that finished; failed ones are worth another try."""
-        return {record.hash for record in self._records() if record.ok}
+        return {record.hash for record in self.read_on(0)[0] if record.ok}
+
+    def read_on(self, start: int) -> tuple[list[Record], int]:
+        """The records from byte ``start`` on, and the byte behind the last complete line."""
+        if not self._lines.exists():
+            return [], 0
+        with self.explained("read"), self._lines.open("rb") as file:
+            file.seek(start)
+            *lines, last = file.read().split(b"\n")
+        if start == 0 and lines[:1] != [HEADER.strip()]:
+            raise StoreError(
+                f"expected a store of results (format 1), but {self._lines} begins with "
+                f"{[*lines, last][0][:40]!r}; pass a folder that a benchmark of this version wrote"
+            )
+        records = []
+        for line in [*lines, last]:
+            if start and (record := self._record(line, start)) is not None:
+                records.append(record)
+            start += len(line) + 1
+        return records, start - len(last) - 1
 
     def append(
         self,
@@ -187,18 +196,18 @@ class Store:
         arrays = {} if samples is None else samples.to_arrays()
         arrays |= {_EXTRA + name: array for name, array in (extras or {}).items()}
         record = replace(record, arrays=list(extras or ()), has_samples=samples is not None)
-        with self._explained("store a cell in"):
+        with self.explained("store a cell in"):
             self._prepare()
             draft = self._draft(record.hash)
             if arrays:
-                write_arrays(draft, arrays)
+                files.write_arrays(draft, arrays)
             file = os.open(self._lines, os.O_RDWR | os.O_APPEND)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)  # given back by close, or by the process's end
                 if arrays:
                     draft.replace(self._side(record.hash))
-                    sync_folder(draft.parent)
-                append_line(file, record.to_line())
+                    files.sync_folder(draft.parent)
+                files.append_line(file, record.to_line())
             finally:
                 os.close(file)
 
@@ -217,12 +226,12 @@ class Store:
         Writes and removes a small file, asks for ``free`` bytes of space, reads what is there, and
         clears away side files that killed writers left unfinished long ago.
         """
-        with self._explained("write to"):
+        with self.explained("write to"):
             self._prepare()
             os.close(os.open(self._lines, os.O_RDWR | os.O_APPEND))
             probe = self._draft("probe")
             try:
-                write_bytes(probe, b"\0" * 65536)
+                files.write_bytes(probe, b"\0" * 65536)
             finally:
                 probe.unlink(missing_ok=True)
             for stale in (self.path / SIDE).glob(".*.tmp"):
@@ -237,28 +246,19 @@ class Store:
             )
         self.hashes()
 
-    def _records(self) -> Iterator[Record]:
-        if not self._lines.exists():
-            return
-        with self._explained("read"):
-            header, *lines = self._lines.read_bytes().split(b"\n")
-        if header + b"\n" != HEADER:
+    def _record(self, line: bytes, place: int) -> Record | None:
+        """The record in the line at byte ``place``; nothing where a writer was interrupted."""
+        line = line.strip(b"\0")  # a machine that lost power may leave zeros
+        try:
+            return Record.from_line(line) if line else None
+        except (ValueError, TypeError, AttributeError, KeyError) as err:
+            torn = line.startswith(_START) or _START.startswith(line)
+            if torn and isinstance(err, (json.JSONDecodeError, UnicodeDecodeError)):
+                return None
+            number = self._lines.read_bytes()[:place].count(b"\n") + 1
             raise StoreError(
-                f"expected a store of results (format 1), but {self._lines} begins with "
-                f"{header[:40]!r}; pass a folder that a benchmark of this version wrote"
-            )
-        for number, line in enumerate(lines, start=2):
-            line = line.strip(b"\0")  # a machine that lost power may leave zeros
-            try:
-                if line:
-                    yield Record.from_line(line)
-            except (ValueError, TypeError, AttributeError, KeyError) as err:
-                torn = line.startswith(_START) or _START.startswith(line)
-                if not (torn and isinstance(err, (json.JSONDecodeError, UnicodeDecodeError))):
-                    raise StoreError(
-                        f"expected a stored cell in line {number} of {self._lines}, got "
-                        f"{line[:40]!r}; was the line added by hand? Remove it"
-                    ) from err
+                f"line {number} of {self._lines} is no stored cell: {line[:40]!r}; remove it"
+            ) from err
 
     def _prepare(self) -> None:
         """The folders and the header; the file appears with its header, never empty."""
@@ -267,12 +267,12 @@ class Store:
             return
         draft = self._draft("header")
         try:
-            write_bytes(draft, HEADER)
+            files.write_bytes(draft, HEADER)
             with suppress(FileExistsError):  # another process was first
                 os.link(draft, self._lines)
         finally:
             draft.unlink(missing_ok=True)
-        sync_folder(self.path)
+        files.sync_folder(self.path)
 
     def _draft(self, name: str) -> Path:
         return self.path / SIDE / f".{name}.{secrets.token_hex(8)}.tmp"
@@ -286,11 +286,12 @@ class Store:
                 f"expected {self._side(hash)}, but there is no such file; the cell failed, or the "
                 "store was copied without its side files"
             )
-        with self._explained("read"):
-            return read_arrays(self._side(hash))
+        with self.explained("read"):
+            return files.read_arrays(self._side(hash))
 
     @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
+    def explained(self, doing: str) -> Iterator[None]:
+        """What the system refuses within becomes an error that says what to do."""
         try:
             yield
         except OSError as err:

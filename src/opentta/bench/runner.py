@@ -5,32 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
-import torch
-from torch import nn
-
 from opentta.bench.cells import Cell, Outcome, Progress, Where
-from opentta.bench.engine import Audience, Engine, Watch, failure, one_line
-from opentta.bench.measure import (
-    PeakMemory,
-    Stopwatch,
-    forward_seconds,
-    provenance,
-    release_memory,
-)
-from opentta.bench.results import LINES, Record, Store
+from opentta.bench.claims import Queue
+from opentta.bench.engine import Audience, Engine, Watch, failure, one_line, out_of_memory
+from opentta.bench.measure import PeakMemory, Stopwatch, provenance, release_memory
+from opentta.bench.results import Record, Store
 from opentta.bench.settings import device_of, settings
+from opentta.bench.start import make_adapter, plain_forward
 from opentta.bench.thumbnails import Thumbnails, class_names
 from opentta.bench.tokens import Tail, token_arrays
 from opentta.datasets.catalog import open_stream
-from opentta.datasets.spec import StreamSpec
 from opentta.datasets.stream import Stream
-from opentta.errors import DataError, SourceDataError
-from opentta.methods.adapt import adapt
+from opentta.errors import DataError
 from opentta.methods.base import Adapter
 from opentta.metrics.meter import Meter
 from opentta.metrics.samples import Array
@@ -62,7 +53,7 @@ class Tally:
     """How the cells of a run ended."""
 
     done: int = 0
-    skipped: int = 0  # stored already
+    skipped: int = 0  # stored already, or by another command meanwhile
     failed: int = 0
 
 
@@ -80,6 +71,7 @@ def run_stream(
 
     Example:
         >>> import tempfile, timm
+        >>> from opentta import adapt
         >>> from pathlib import Path
         >>> from PIL import Image
         >>> from opentta.datasets import Share, Stream, StreamSpec, image_folder
@@ -135,13 +127,15 @@ def run_cell(cell: Cell, where: Where, watch: Watch | None = None) -> Outcome:
     and put back as they were where that is possible.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    full = False
     try:
         with settings(cell):
             outcome = _run(cell, where, watch, started)
     except Exception as error:
         _log.debug("%s failed", cell.title, exc_info=True)
+        full = out_of_memory(error)
         outcome = failure(cell, one_line(error), started=started, **provenance(cell.device))
-    release_memory(cell.device, failed=not outcome.record.ok)
+    release_memory(cell.device, full=full)
     return outcome
 
 
@@ -157,47 +151,35 @@ def run_cells(
     A store that cannot be written to is an error before the first batch, or ends the run: what
     is stored stays, and at worst the cells in hand are lost. Failed cells are stored as failed
     and tried again by the next call. An ``Audience`` as ``watch`` also hears of the outcomes.
+    Commands that run on one store at the same time share the cells among them.
     """
     store.check_writable()
-    stored = _Stored(store)
     audience = watch if isinstance(watch, Audience) else None
     done = skipped = failed = 0
 
-    def wanted() -> Iterator[Cell]:
+    def skip(cell: Cell) -> None:
         nonlocal skipped
-        asked: set[str] = set()
-        for cell in cells:
-            if cell.hash not in asked and cell.hash not in stored:
-                asked.add(cell.hash)
-                yield cell
-                continue
-            skipped += 1
-            if audience is not None:
-                audience.skipped(cell)
+        skipped += 1
+        if audience is not None:
+            audience.skipped(cell)
 
-    with closing(engine.run(wanted(), where, watch)) as outcomes:  # ended when storing fails
+    def wait(count: int) -> None:
+        if audience is not None:
+            audience.waiting(count)
+
+    with (
+        closing(Queue(cells, store, skip, wait)) as queue,
+        closing(engine.run(queue, where, watch)) as outcomes,  # ended when storing fails
+    ):
         for outcome in outcomes:
-            store.append(outcome.record, outcome.samples, outcome.extras)
-            done += outcome.record.ok
-            failed += not outcome.record.ok
+            record = outcome.record
+            store.append(record, outcome.samples, outcome.extras)
+            queue.stored(record.hash, ok=record.ok)
+            done += record.ok
+            failed += not record.ok
             if audience is not None:
                 audience.finished(outcome)
     return Tally(done, skipped, failed)
-
-
-class _Stored:
-    """The hashes of a store, read again only when another command may have added some."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._size = -1
-        self._hashes: set[str] = set()
-
-    def __contains__(self, hash: str) -> bool:
-        size = (self._store.path / LINES).stat().st_size
-        if size != self._size:
-            self._hashes, self._size = self._store.hashes(), size
-        return hash in self._hashes
 
 
 def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome:
@@ -208,8 +190,8 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     stream = open_stream(cell.stream, where.root, workers=where.workers, cache=where.cache)
     total = len(stream)  # looks at every segment: missing data show now; endless is refused
     model = load_model(cell.weights, device=cell.device)
-    adapter = _adapter(cell, model, stream, where)
-    unit = _plain_forward(cell, adapter, stream)
+    adapter = make_adapter(cell, model, stream, where)
+    unit = plain_forward(cell, adapter, stream)
     thumbnails = Thumbnails(cell.stream.seed) if cell.thumbnails else None
     tail = Tail() if cell.tokens else None
     meter = Meter()
@@ -261,42 +243,6 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         reason = "diverged: the logits of every sample held a NaN"
         record = replace(record, status="failed", reason=reason)
     return Outcome(record, samples, extras)
-
-
-def _adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> Adapter:
-    adapter = adapt(
-        model,
-        cell.method,
-        normalization=cell.stream.preset.normalization,
-        classes=stream.class_indices,
-        seed=cell.seed,
-        precision=cell.precision,
-        **cell.fields,
-    )
-    if not adapter.needs_source:
-        return adapter
-    if cell.source is None:
-        raise SourceDataError(
-            f"{cell.method} learns from source images before it runs, but the cell names none; "
-            "give the preset a source, such as imagenet-val"
-        )
-    spec = StreamSpec(
-        cell.source,
-        batch_size=cell.stream.batch_size,
-        seed=cell.stream.seed,
-        preset=cell.stream.preset,
-        on_error=cell.stream.on_error,
-    )
-    adapter.fit_source(open_stream(spec, where.root, workers=where.workers, cache=where.cache))
-    return adapter
-
-
-def _plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
-    """Seconds an image of a plain forward, in batches of the stream's size."""
-    size = min(cell.stream.batch_size, sum(stream.counts().values()))
-    side = cell.stream.preset.size
-    images = torch.full((size, 3, side, side), 0.5, device=adapter.backbone.device)
-    return forward_seconds(adapter.backbone, images, low=cell.precision == "bfloat16") / size
 
 
 def _teller(cell: Cell, total: int, watch: Watch) -> Callable[[int, Mapping[str, float]], None]:
