@@ -65,7 +65,6 @@ class Cell:
     # from here on nothing is hashed
     row: str = ""  # name in the table; the method's when left out
     settings: dict[str, Any] = field(default_factory=dict)  # swept fields, for the table
-    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. near -> OOD sets
     thumbnails: bool = False  # keep 24 small images
     preset: str = ""
 

@@ -138,7 +138,6 @@ def expand(
                     tokens=tokens[name],
                     row=row.name,
                     settings=row.settings,
-                    groups=_groups(preset, oods.split(JOIN)),
                     thumbnails=seed == grid.seeds[0],
                     **fixed,
                 )
@@ -267,9 +266,3 @@ def _tokens(preset: Preset, backbone: str) -> tuple[int, ...]:
             f"{backbone} has {depth} blocks, got {', '.join(map(str, outside))}"
         )
     return tuple(preset.tokens)
-
-
-def _groups(preset: Preset, ood: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The groups that this stream has sets of."""
-    kept = {g: tuple(n for n in names if n in ood) for g, names in preset.groups.items()}
-    return {group: names for group, names in kept.items() if names}

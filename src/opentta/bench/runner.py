@@ -208,7 +208,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         extras |= thumbnails.arrays(samples, class_names(cell.stream, where.root))
     if tail is not None:
         extras |= token_arrays(adapter, tail, cell.tokens, cell.seed)
-    metrics = summarize(samples, groups=cell.groups or None)
+    metrics = summarize(samples)
     broken = int((samples.predicted < 0).sum())
     if broken:
         metrics["undefined"] = broken  # samples whose logits held a NaN

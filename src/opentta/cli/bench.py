@@ -34,7 +34,7 @@ class Bench(Running):
     """Name of a preset such as table1, or a TOML file."""
 
     full: bool = False
-    """All of the embedded benchmark: mini's full grid instead of the three-minute part."""
+    """All of the embedded benchmark: mini's full grid instead of the short part."""
 
     methods: tuple[str, ...] = ()
     """Rows to run: methods or variants of the preset, or other methods. Left out: the preset's."""
