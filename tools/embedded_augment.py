@@ -3,9 +3,10 @@
 Levels: "none"; "weak" (shifts and flips); "moderate" (mild geometry and colour too); "strong"
 (two random operations an image, after RandAugment, Cubuk et al. 2020); "wild" (half of the images
 go through two operations of a wider choice: random convolutions, Xu et al. 2021, and random colour
-mixing among them). Nothing is mixed between images, and neither noise nor blur is among the
-operations. Overlaps with what the benchmark tests: brightness and contrast vary, turning or zooming
-an image softens it a little, and a random 3 x 3 convolution may happen to soften or sharpen.
+mixing among them); "calm" (the same for a quarter of them). Nothing is mixed between images, and
+neither noise nor blur is among the operations. Overlaps with what the benchmark tests: brightness
+and contrast vary, turning or zooming an image softens it a little, and a random 3 x 3 convolution
+may happen to soften or sharpen.
 """
 
 import math
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LEVELS = ("none", "weak", "moderate", "strong", "wild")
+LEVELS = ("none", "weak", "moderate", "strong", "calm", "wild")
 PAD = 4
 
 
@@ -39,8 +40,8 @@ def augment(images: Tensor, level: str) -> Tensor:
     elif level == "strong":
         for _ in range(2):
             x = _one_of(x, OPERATIONS)
-    elif level == "wild":
-        x = _where(x, _one_of(_one_of(x, WILD), WILD), 0.5)
+    elif level in ("calm", "wild"):
+        x = _where(x, _one_of(_one_of(x, WILD), WILD), 0.5 if level == "wild" else 0.25)
     return x.clamp(0, 1)
 
 

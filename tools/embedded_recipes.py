@@ -94,6 +94,7 @@ def two_stages(augment: str, **fields: float) -> Recipe:
     )
 
 
+SMALL = Shape(embed_dim=128, depth=8, num_heads=4)
 JOINT = Recipe((Phase("joint", 1.0, "moderate"),))
 
 RECIPES = {
@@ -115,7 +116,7 @@ RECIPES = {
     ),
     "joint_deep": replace(JOINT, shape=Shape(depth=12), drop_path=0.05),
     "joint_wide": replace(JOINT, shape=Shape(embed_dim=256, depth=6, num_heads=4)),
-    "joint_small": replace(JOINT, shape=Shape(embed_dim=128, depth=8, num_heads=4)),
+    "joint_small": replace(JOINT, shape=SMALL),
     # Round two: longer training, and unknown images answered uniformly (outlier exposure,
     # Hendrycks et al. 2019).
     "weak": two_stages("weak"),
@@ -123,6 +124,11 @@ RECIPES = {
     "oe_moderate": two_stages("moderate", outlier=0.25),
     "oe_wild": two_stages("wild", outlier=0.25),
     "oe_shuffle": two_stages("weak", outlier=0.25, shuffled=0.1),
+    # Round three: nothing is taught about unknown images; a size for three minutes on two cores.
+    "wild": two_stages("wild"),
+    "wild_small": replace(two_stages("wild"), shape=SMALL),
+    "calm_small": replace(two_stages("calm"), shape=SMALL),
+    "moderate_small": replace(two_stages("moderate"), shape=SMALL),
     "tiny_only_head": Recipe(  # features of 193 classes; CIFAR-10 meets them only briefly
         (Phase("tiny", 0.85, "moderate"), Phase("cifar", 0.15, "moderate", lr=1e-4))
     ),

@@ -1,7 +1,13 @@
 """Settings under which each field of ladder_affine matters on the tiny model."""
 
 LIVELY = {"margin": 0.7, "ood_margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5}
-NOTHING_PASSES = {"margin": 0.0, "ood_margin": 2.0}
+NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
+    "margin": 0.0,
+    "ood_margin": 2.0,
+    "ood_quantile": 0.0,
+    "balance": 0.0,
+    "diversity": 0.0,
+}
 KNOBS = {
     "lr": ({}, None, 0.1),
     "lr_token": ({}, None, 0.01),
@@ -11,7 +17,7 @@ KNOBS = {
     "momentum": ({}, 0.9, 0.0),
     "rho": ({}, 0.05, 0.5),
     "margin": ({}, 0.7, 0.3),
-    "ood_margin": ({}, 0.7, 0.3),
+    "ood_margin": ({"ood_quantile": 0.0}, 0.7, 0.3),
     "lambda1": ({}, 0.01, 1.0),
     "lambda2": ({}, 0.001, 1.0),
     "mu": ({}, 1.0, 0.0),
@@ -23,7 +29,7 @@ KNOBS = {
     "start": ({}, "identity", "mean"),
     "detach_tokens": ({}, False, True),
     "detach_weights": ({}, False, True),
-    "entropy_scale": ({}, "mean", "sum"),
+    "entropy_scale": ({}, "share", "mean"),
     "sim_on": ({}, "token_net", "all_blocks"),
     "sim_norm": ({}, "pairs", "patches"),
     "sim_scale": ({}, "one", "reliable"),
@@ -35,5 +41,10 @@ KNOBS = {
     "skip_blocks": ({}, (), (0,)),
     "balance": ({}, 0.0, 1.0),
     "diversity": ({}, 0.0, 1.0),
-    "balance_average": ({"balance": 1.0}, 0.95, 0.1),
+    "balance_average": ({}, 0.95, 0.1),
+    "temperature": ({}, 3.0, 1.0),
+    "ood_quantile": ({}, 0.8, 0.5),
+    "known_quantile": ({}, 0.5, 0.2),
+    "known_weight": ({}, 1.0, 0.0),
+    "window": ({}, 640, 9),
 }

@@ -1,4 +1,7 @@
-"""The paper's method: its modules, its equations, its start, and the rules around them."""
+"""The paper's method: its modules, its equations, its start, and the rules around them.
+
+What the defaults add to the paper is tested in test_beyond_the_paper.py.
+"""
 
 import dataclasses
 import math
@@ -12,7 +15,7 @@ from material import tiny_vit
 from torch.nn import functional
 
 import opentta
-from opentta.methods.ladder_affine import RATES, LadderAffine, LadderAffineConfig
+from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffine, LadderAffineConfig
 from opentta.methods.losses import entropy, fused_entropy
 from opentta.models import wrap
 from opentta.models.affine import AttentionAffine, mean_cosine, scale_shift
@@ -44,7 +47,8 @@ def test_step_zero_is_the_source_model(real_vit, real_images):
     out = adapter(real_images)
     assert (out.logits - plain).abs().max() < 1e-4
     by_alpha = out.details["ood_score_by_alpha"]  # the ladder's prediction is the class token's
-    assert torch.allclose(by_alpha, entropy(plain)[:, None].expand_as(by_alpha), atol=1e-4)
+    h = entropy(plain / adapter.config.temperature)
+    assert torch.allclose(by_alpha, h[:, None].expand_as(by_alpha), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dense", "channelwise"])
@@ -207,13 +211,15 @@ def reference_step(model, images, c):
     return norms, modules, logits, -(p * p.log()).sum(1)
 
 
-def test_a_step_is_the_paper(model, images):
-    adapter = opentta.adapt(model, "ladder_affine", **LIVELY)
+@pytest.mark.parametrize("lambda1", [PUBLISHED["lambda1"], LIVELY["lambda1"]])
+def test_a_published_step_is_the_paper(lambda1, model, images):
+    fields = {**LIVELY, **PUBLISHED, "lambda1": lambda1}
+    adapter = opentta.adapt(model, "ladder_affine", **fields)
     out = adapter(images)
     norms, modules, logits, score = reference_step(model, images, adapter.config)
     assert torch.allclose(out.logits, logits, atol=1e-5)
     assert torch.allclose(out.ood_score, score, atol=1e-5)
-    start = opentta.adapt(model, "ladder_affine", **LIVELY).params
+    start = opentta.adapt(model, "ladder_affine", **fields).params
     for moved, expected, source in zip(adapter.params, [*norms, *modules], start, strict=True):
         assert torch.allclose(moved, expected, atol=2e-6)
         assert torch.allclose(moved - source, expected - source, rtol=5e-3, atol=1e-7)
@@ -233,13 +239,13 @@ def test_ablation_rows(row, model, images):
     assert not same(weights(adapter), before)
     assert ("affine" in adapter.extras) == (affine != "off")
     assert ("ladder" in adapter.extras) == (ladder != "off")
-    scores, plain = outs[-1].ood_score, entropy(outs[-1].logits)
+    scores, plain = outs[-1].ood_score, entropy(outs[-1].logits / adapter.config.temperature)
     assert torch.allclose(scores, plain, atol=1e-5) == (ladder == "off")
 
 
 def test_with_both_off_it_is_sar_with_self_weighted_entropy(model):
     off = {"affine": "off", "ladder": "off", "rho": 0.0, "margin": 2.0, "recover_below": 0.0}
-    adapter = opentta.adapt(model, "ladder_affine", lr=0.01, momentum=0.0, **off)
+    adapter = opentta.adapt(model, "ladder_affine", lr=0.01, momentum=0.0, **PUBLISHED, **off)
     x = batches(1)[0]
     b = wrap(model)
     params = b.norm_parameters(skip_top=3, outer=False)
@@ -253,7 +259,8 @@ def test_with_both_off_it_is_sar_with_self_weighted_entropy(model):
 
 
 def test_an_empty_batch_of_filters_moves_nothing_not_even_similarity(model):
-    adapter = opentta.adapt(model, "ladder_affine", margin=0.0, ood_margin=2.0)
+    fields = {**PUBLISHED, "margin": 0.0, "ood_margin": 2.0}
+    adapter = opentta.adapt(model, "ladder_affine", **fields)
     before = weights(adapter)
     run(adapter, batches(3))
     assert same(weights(adapter), before)
@@ -273,11 +280,11 @@ def test_predictions_from_the_second_and_a_third_forward(model, images):
 def test_the_ladder_learns_only_from_batches_with_unknown_samples(model):
     """Momentum must not carry Psi and HLN on when no sample is taken as unknown."""
     adapter = opentta.adapt(model, "ladder_affine", **LIVELY)
-    adapter(batches(1)[0])
+    assert adapter(batches(1)[0]).details["unknown"].any()
     before = {n: p.clone() for n, p in adapter.extras["ladder"].named_parameters()}
-    adapter.config = dataclasses.replace(adapter.config, margin=2.0, ood_margin=2.0)
+    adapter.config = dataclasses.replace(adapter.config, margin=2.0, ood_quantile=1.0)
     norms = adapter.params[0].clone()
-    adapter(batches(1)[0])
+    assert not adapter(batches(1)[0]).details["unknown"].any()
     for name, param in adapter.extras["ladder"].named_parameters():
         assert torch.equal(param, before[name]), name
     assert not torch.equal(adapter.params[0], norms)

@@ -22,7 +22,7 @@ from opentta.errors import ConfigError, unknown
 from opentta.metrics.samples import Array, Samples
 
 DEVICES = ("cpu", "cuda")
-PRECISIONS = ("full", "bfloat16")
+PRECISIONS = ("full", "tf32", "bfloat16")
 EMBEDDED = "embedded"
 """Name of the backbone that the package ships."""
 
@@ -75,6 +75,11 @@ class Cell:
         ):
             if value not in known:
                 raise unknown(what, value, known)
+        if self.precision == "tf32" and self.device != "cuda":
+            raise ConfigError(
+                f"expected precision full on {self.device}: tf32 is a way of GPUs to multiply; "
+                "leave the precision out, or use a GPU"
+            )
         if self.threads < 1:
             raise ConfigError(f"expected at least 1 thread a cell, got {self.threads}")
         _ = self.config  # a mistyped field is an error now, not after an hour

@@ -101,7 +101,7 @@ class Preset:
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # field -> values, for all rows
     source: SourceSettings | None = None
     tokens: Literal["all"] | tuple[int, ...] = ()  # layers whose class tokens are kept
-    precision: Literal["full", "bfloat16"] = "full"
+    precision: Literal["full", "tf32", "bfloat16"] = "full"
     threads: int = 1
     extends: str = ""  # the preset that it was read on top of
     file: str = ""  # where it was read from

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,15 @@ from opentta.errors import ConfigError
 
 @contextmanager
 def settings(cell: Cell) -> Iterator[None]:
-    """Threads, seeds, full float32 and, on a GPU, kernels that repeat their results.
+    """Threads, seeds, the arithmetic asked for and, on a GPU, kernels that repeat their results.
 
     All but the seeds are put back afterwards.
     """
     threads = torch.get_num_threads()
-    with threadpool_limits(cell.threads), _repeatable(cell.device == "cuda"):
+    with (
+        threadpool_limits(cell.threads),
+        _repeatable(cell.device == "cuda", tf32=cell.precision == "tf32"),
+    ):
         torch.set_num_threads(cell.threads)  # numpy and scikit-learn have pools of their own
         random.seed(cell.seed)
         np.random.seed(cell.seed % 2**32)  # noqa: NPY002  # a user's method may draw from it
@@ -44,23 +48,28 @@ def device_of(cell: Cell) -> torch.device:
 
 
 @contextmanager
-def _repeatable(on: bool) -> Iterator[None]:
+def _repeatable(on: bool, *, tf32: bool = False) -> Iterator[None]:
     """Left to themselves, gradients of attention and of convolutions differ from run to run.
 
     It costs 1 to 2 % of a step. An operation that has no repeatable form raises, by torch's rule.
+    New memory is not filled, which torch would do then: nothing reads it before it is written.
     """
     if not on:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # some versions insist on it
-    cudnn = torch.backends.cudnn
-    flags = cudnn.allow_tf32, cudnn.benchmark
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    flags = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
     before = torch.are_deterministic_algorithms_enabled()
+    memory: Any = torch.utils.deterministic
+    fill = memory.fill_uninitialized_memory
+    memory.fill_uninitialized_memory = False
     lenient = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn.allow_tf32, cudnn.benchmark = False, False
+    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, False, tf32
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        cudnn.allow_tf32, cudnn.benchmark = flags
+        cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = flags
         torch.use_deterministic_algorithms(before, warn_only=lenient)
+        memory.fill_uninitialized_memory = fill

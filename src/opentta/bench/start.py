@@ -25,7 +25,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         normalization=cell.stream.preset.normalization,
         classes=stream.class_indices,
         seed=cell.seed,
-        precision=cell.precision,
+        precision="bfloat16" if cell.precision == "bfloat16" else "full",
         **cell.fields,
     )
     if not adapter.needs_source:

@@ -6,18 +6,22 @@ Tang, Ji and He. Equation numbers are the paper's. Two forwards, two backwards a
 The paper leaves much open. Each choice is a field below; reasons and measurements stand in
 docs/methods/ladder_affine.md. No code of the authors is public, so there is nothing to depart
 from. Where text and formula disagree: entropy is minimised (Eqn. 10 prints a second minus), L_sim
-is the mean over pairs (``sim_norm``), L_entropy the weighted mean (``entropy_scale``).
+is the mean over pairs (``sim_norm``), L_entropy a weighted mean (``entropy_scale``).
+
+The defaults go beyond the paper where that was measured to be better or safer: ``PUBLISHED`` holds
+the fields that give the paper's own method. docs/decisions/beyond-the-paper.md has the figures.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from opentta.config import check_range
 from opentta.methods.base import Adapter
 from opentta.methods.losses import (
     entropy,
@@ -29,6 +33,7 @@ from opentta.methods.losses import (
 )
 from opentta.methods.optim import Sgd, running_mean_
 from opentta.methods.prior import ClassPrior
+from opentta.methods.recent import Recent
 from opentta.methods.sam import perturbed
 from opentta.models.affine import AttentionAffine, PatchSimilarity
 from opentta.models.backbone import Backbone
@@ -59,19 +64,19 @@ class LadderAffineConfig:
     momentum: float = 0.9
     rho: float = 0.05  # radius of the ascent step on the norm layers
     margin: float = 0.4  # a sample is reliable under margin * ln C
-    ood_margin: float = 0.5  # H_thr = ood_margin * ln C, Eqn. 4
-    lambda1: float = 0.01  # weight of L_OOD in the first pass
+    ood_margin: float = 0.5  # H_thr = ood_margin * ln C, Eqn. 4; where ood_quantile is 0
+    lambda1: float = 0.1  # weight of L_OOD in the first pass; the paper: 0.01
     lambda2: float = 0.001  # weight of L_OOD in the second pass
     mu: float = 1.0  # weight of L_sim in the first pass
-    alpha: float = 0.3  # share of the class token in the OOD score, Eqn. 5
+    alpha: float = 0.5  # share of the class token in the OOD score, Eqn. 5; the paper: 0.3
     affine: Literal["pooled", "token", "off"] = "pooled"  # Phi: one scale a sample, or a token
     affine_blocks: Literal["all", "lower"] = "all"  # "lower": not the skip_top blocks
     affine_shared: bool = True  # one T and A for all blocks, or one pair a block
     ladder: Literal["dense", "channelwise", "off"] = "dense"  # HLN
     start: Start = "identity"  # of Psi and HLN
     detach_tokens: bool = False  # keep L_OOD's gradient out of the backbone
-    detach_weights: bool = False  # take the weights of Eqn. 11 as constants
-    entropy_scale: Literal["mean", "sum"] = "mean"  # Eqn. 11 prints the sum: N times larger
+    detach_weights: bool = True  # take the weights of Eqn. 11 as constants; STAMP: live
+    entropy_scale: Literal["share", "mean", "sum"] = "share"  # Eqn. 11 prints the sum
     sim_on: Literal["token_net", "last_block", "all_blocks"] = "token_net"  # x_i of L_sim, Eqn. 9
     sim_norm: Literal["pairs", "patches"] = "pairs"  # as printed: P - 1 times larger
     sim_scale: Literal["one", "reliable"] = "one"  # "reliable": times the share of them
@@ -81,9 +86,36 @@ class LadderAffineConfig:
     average: float = 0.9  # weight of the past in that average
     skip_top: int = 3  # blocks at the output whose norms stay; so does the final norm
     skip_blocks: tuple[int, ...] = ()  # further blocks, by index
-    balance: float = 0.0  # not in the paper: share of the predictions' lean taken off the logits
-    diversity: float = 0.0  # not in the paper: weight of a loss against that lean
+    # Not in the paper; the fields of PUBLISHED switch them off.
+    balance: float = 1.0  # share of the predictions' lean taken off the logits
+    diversity: float = 2.0  # weight of a loss against that lean
     balance_average: float = 0.95  # weight of the past in the counts behind both
+    temperature: float = 3.0  # of the logits in L_OOD and in the score
+    ood_quantile: float = 0.8  # unknown: above this quantile of the stream; 0: above ood_margin
+    known_quantile: float = 0.5  # known: below this one, where there is an ood_quantile
+    known_weight: float = 1.0  # of the known samples in L_OOD: the ladder is to be sure of them
+    window: int = 640  # samples behind the quantiles
+
+    def __post_init__(self) -> None:
+        """Quantiles are shares, a temperature divides, a window holds something."""
+        check_range("ladder_affine", self, 0, 1, "ood_quantile", "known_quantile")
+        check_range("ladder_affine", self, 1e-3, math.inf, "temperature")
+        check_range("ladder_affine", self, 1, math.inf, "window")
+        check_range("ladder_affine", self, 0, math.inf, "known_weight")
+
+
+PUBLISHED: Mapping[str, Any] = {
+    "lambda1": 0.01,
+    "alpha": 0.3,
+    "detach_weights": False,
+    "entropy_scale": "mean",
+    "balance": 0.0,
+    "diversity": 0.0,
+    "temperature": 1.0,
+    "ood_quantile": 0.0,
+    "known_weight": 0.0,
+}
+"""Fields of the method as the paper has it: ``adapt(model, "ladder_affine", **PUBLISHED)``."""
 
 
 @dataclass
@@ -95,6 +127,7 @@ class LadderAffineState:
     ladder_sgd: Sgd  # Psi and HLN
     mean_entropy: Tensor  # (), moving average over reliable samples; NaN before the first
     prior: ClassPrior  # the classes that predictions lean to; for balance and diversity
+    recent: Recent  # entropies behind the stream's own thresholds
 
 
 @dataclass(frozen=True)
@@ -183,6 +216,7 @@ class LadderAffine(Adapter):
             Sgd(ladder, momentum=c.momentum),
             torch.full((), torch.nan, device=self.backbone.device),
             ClassPrior(self.backbone.classes, c.balance_average, self.backbone.device),
+            Recent(c.window, self.backbone.device),
         )
 
     def step(self, images: Tensor) -> Prediction:
@@ -194,11 +228,11 @@ class LadderAffine(Adapter):
 
         one = self._forward(images, similarity=True)
         reliable = (one.h < c.margin * ln_c) & self.valid
-        unknown = (one.h > c.ood_margin * ln_c) & self.valid & (c.ladder != "off")  # Eqn. 4: m
+        unknown, known = self._judge(one, reliable)
         used = (reliable | unknown).any()
         grads = self.gradients(
             self._entropy_loss(one, reliable)
-            + c.lambda1 * ood_loss(entropy(one.ood_logits), unknown)
+            + c.lambda1 * self._ood_loss(one, unknown, known)
             - c.mu * self._sim_weight(reliable, used) * one.similarity,
             [*norms, *modules],
         )
@@ -212,7 +246,7 @@ class LadderAffine(Adapter):
             two = self._forward(images, similarity=False)
             still = reliable & (two.h < c.margin * ln_c)
             loss = self._entropy_loss(two, still)
-            loss = loss + c.lambda2 * ood_loss(entropy(two.ood_logits), unknown)
+            loss = loss + c.lambda2 * self._ood_loss(two, unknown, known)
             grads = self.gradients(loss, climbed)
         moved = (still | unknown).any()
         state.model_sgd.step(grads[: len(norms)], where=moved)
@@ -261,7 +295,7 @@ class LadderAffine(Adapter):
         logits = trace.logits
         if c.balance > 0:
             lean = c.balance * self.state.prior.lean()
-            logits, ood_logits = logits - lean, ood_logits - lean
+            logits, ood_logits = (logits - lean).to(logits), (ood_logits - lean).to(ood_logits)
         return Pass(logits, ood_logits, trace.logits, entropy(logits), similarity_mean)
 
     @property
@@ -272,10 +306,31 @@ class LadderAffine(Adapter):
         """Eqn. 11 over the masked samples; with ``diversity`` also mean_i sum_c p_ic lean_c."""
         c = self.config
         loss = self_weighted_entropy(seen.h, mask, detach=c.detach_weights)
-        loss = loss * mask.sum() if c.entropy_scale == "sum" else loss
+        if c.entropy_scale != "mean":
+            loss = loss * (mask.sum() if c.entropy_scale == "sum" else mask.float().mean())
         if c.diversity > 0:
             p = wide(seen.raw).softmax(dim=1)
-            loss = loss + c.diversity * (p @ self.state.prior.lean()).mean() * mask.any()
+            loss = loss + c.diversity * (p @ self.state.prior.lean().to(p)).mean() * mask.any()
+        return loss
+
+    def _judge(self, seen: Pass, reliable: Tensor) -> tuple[Tensor, Tensor]:
+        """Which samples the ladder takes as unknown (Eqn. 4: m) and as known: each (B,) bool."""
+        c, recent = self.config, self.state.recent
+        on = self.valid & (c.ladder != "off")
+        if c.ood_quantile == 0:
+            return (seen.h > c.ood_margin * math.log(self.backbone.classes)) & on, reliable & on
+        h = entropy(seen.logits.detach() / c.temperature).float()
+        recent.push(h, where=on & h.isfinite().all())
+        unknown = h > recent.quantile(c.ood_quantile)
+        return unknown & on, (h < recent.quantile(c.known_quantile)) & on
+
+    def _ood_loss(self, seen: Pass, unknown: Tensor, known: Tensor) -> Tensor:
+        """L_OOD, and with ``known_weight`` the opposite for known samples."""
+        c = self.config
+        h = entropy(seen.ood_logits / c.temperature)
+        loss = ood_loss(h, unknown)
+        if c.known_weight > 0:
+            loss = loss + c.known_weight * masked_mean(h, known) * unknown.any()
         return loss
 
     def _sim_weight(self, reliable: Tensor, used: Tensor) -> Tensor:
@@ -291,6 +346,7 @@ class LadderAffine(Adapter):
         return collapsed
 
     def _prediction(self, shown: Pass, details: dict[str, Tensor]) -> Prediction:
-        logits, ood_logits = shown.logits.detach(), shown.ood_logits.detach()
-        details["ood_score_by_alpha"] = fused_entropy(logits, ood_logits, self._grid).T  # (B, 11)
-        return Prediction(logits, fused_entropy(logits, ood_logits, self.config.alpha), details)
+        c, logits = self.config, shown.logits.detach()
+        cool, ood = logits / c.temperature, shown.ood_logits.detach() / c.temperature
+        details["ood_score_by_alpha"] = fused_entropy(cool, ood, self._grid).T  # (B, 11)
+        return Prediction(logits, fused_entropy(cool, ood, c.alpha), details)

@@ -1,0 +1,321 @@
+"""What ladder_affine's defaults add to the paper, and the fields that take it away again."""
+
+import math
+
+import pytest
+import torch
+from checks import batches, run
+from knobs.ladder_affine import LIVELY
+from material import tiny_vit
+from torch.nn import functional
+
+import opentta
+from opentta.bench.presets import load_preset, presets
+from opentta.errors import ConfigError
+from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffineConfig
+from opentta.methods.losses import entropy, fused_entropy
+from opentta.models import wrap
+from opentta.models.affine import AttentionAffine
+from opentta.models.ladder import Ladder
+
+STILL = dict.fromkeys(RATES, 0.0)  # no module and no norm layer moves
+UNBALANCED = {"balance": 0.0, "diversity": 0.0}
+
+
+def make(model=None, **fields):
+    return opentta.adapt(tiny_vit() if model is None else model, "ladder_affine", **fields)
+
+
+# The paper's own method -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", PUBLISHED)
+def test_every_published_field_differs_from_the_default(field):
+    assert getattr(LadderAffineConfig(), field) != PUBLISHED[field]
+
+
+def test_the_papers_presets_state_exactly_the_published_fields():
+    stated = load_preset("table1").fields["ladder_affine"]
+    everywhere = {name: v for name, v in stated.items() if not isinstance(v, dict)}
+    assert everywhere == dict(PUBLISHED)
+
+
+def test_a_row_called_published_is_the_published_method():
+    loaded = [load_preset(name) for name in presets()]
+    rows = [v for preset in loaded for v in preset.variant if v.name == "published"]
+    assert rows
+    for row in rows:
+        assert LadderAffineConfig(**row.fields) == LadderAffineConfig(**PUBLISHED)
+
+
+# The whole step ---------------------------------------------------------------------------
+
+
+def h_of(logits):
+    p = logits.softmax(1)
+    return -(p * p.log()).sum(1)
+
+
+def weighted(h, detach):
+    w = torch.softmax(-h, 0)
+    return ((w.detach() if detach else w) * h).sum()
+
+
+class Reference:
+    """The default step with boolean indexing, torch.optim and lists: written a second time."""
+
+    def __init__(self, model, c):
+        self.b, self.c = wrap(model), c
+        b, generator = self.b, torch.Generator().manual_seed(0)
+        self.affine = AttentionAffine(b.dim, b.prefix, range(b.depth), generator=generator)
+        self.ladder = Ladder(b.dim, b.depth, generator=generator)
+        self.norms = b.norm_parameters(skip_top=c.skip_top, outer=False)
+        self.params = [*self.norms, *self.affine.parameters(), *self.ladder.parameters()]
+        for p in self.params:
+            p.requires_grad_(True)
+        self.model_sgd = torch.optim.SGD(self.norms, lr=c.lr, momentum=c.momentum)
+        token, affine = self.affine.token.parameters(), self.affine.affine.parameters()
+        self.affine_sgd = torch.optim.SGD(
+            [{"params": token, "lr": c.lr_token}, {"params": affine, "lr": c.lr_affine}],
+            momentum=c.momentum,
+        )
+        psi, hln = self.ladder.psi.parameters(), [self.ladder.weight, self.ladder.bias]
+        self.ladder_sgd = torch.optim.SGD(
+            [{"params": psi, "lr": c.lr_psi}, {"params": hln, "lr": c.lr_ladder}],
+            momentum=c.momentum,
+        )
+        self.past = []  # tempered entropies, as floats
+        self.counts = [0.0] * b.classes
+        self.shares = []  # of reliable, unknown and known samples, a batch
+
+    def lean(self):
+        total = sum(self.counts) + len(self.counts)
+        return torch.tensor(
+            [math.log((n + 1) / total * len(self.counts)) for n in self.counts], dtype=torch.float32
+        )
+
+    def forward(self, images):
+        features = []
+
+        def edit(block, z, qkv):
+            f = self.affine.token[0](z[:, 1:])
+            features.append(f)
+            six = self.affine.affine[0](f.mean(1) + z[:, 0])
+            six = six.view(len(z), 1, 3, 2, self.b.heads, -1)
+            return qkv * (1 + six[:, :, :, 0]) + six[:, :, :, 1]
+
+        trace = self.b.trace(images, edit)
+        ood = self.b.classify(self.ladder(trace.class_tokens))
+        lean = self.c.balance * self.lean()
+        return trace.logits, trace.logits - lean, ood - lean, features
+
+    def loss(self, raw, h, ood, reliable, unknown, known, weight):
+        c, loss = self.c, raw.sum() * 0
+        if reliable.any():
+            loss = loss + weighted(h[reliable], c.detach_weights) * int(reliable.sum()) / len(h)
+            loss = loss + c.diversity * (raw.softmax(1) * self.lean()).sum(1).mean()
+        if unknown.any():
+            tempered = h_of(ood / c.temperature)
+            loss = loss - weight * tempered[unknown].mean()
+            if known.any():
+                loss = loss + weight * c.known_weight * tempered[known].mean()
+        return loss
+
+    def __call__(self, images):
+        c = self.c
+        limit = c.margin * math.log(self.b.classes)
+        for p in self.params:
+            p.grad = None
+        raw, logits, ood, features = self.forward(images)
+        h, tempered = h_of(logits), h_of(logits / c.temperature).detach()
+        self.past = (self.past + tempered.tolist())[-c.window :]
+        stream = torch.tensor(self.past)
+        reliable = h < limit
+        unknown = tempered > torch.quantile(stream, c.ood_quantile)
+        known = tempered < torch.quantile(stream, c.known_quantile)
+        self.shares.append([m.float().mean().item() for m in (reliable, unknown, known)])
+        count = features[0].shape[1]
+        sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
+        sim = torch.stack([(s.sum((1, 2)) - count) / (count * (count - 1)) for s in sims]).mean()
+        loss = self.loss(raw, h, ood, reliable, unknown, known, c.lambda1)
+        used = bool((reliable | unknown).any())
+        (loss - c.mu * used * sim).backward()
+        if used:
+            self.affine_sgd.step()
+        if unknown.any():
+            self.ladder_sgd.step()
+        norm = torch.cat([p.grad.flatten() for p in self.norms]).norm()
+        saved = [p.detach().clone() for p in self.norms]
+        with torch.no_grad():
+            for p in self.norms:
+                p.add_(c.rho * p.grad / norm)
+        self.model_sgd.zero_grad()
+        raw2, logits2, ood2, _ = self.forward(images)
+        h2 = h_of(logits2)
+        still = reliable & (h2 < limit)
+        self.loss(raw2, h2, ood2, still, unknown, known, c.lambda2).backward()
+        with torch.no_grad():
+            for p, value in zip(self.norms, saved, strict=True):
+                p.copy_(value)
+        if (still | unknown).any():
+            self.model_sgd.step()
+        seen = raw.detach().softmax(1).sum(0).tolist()
+        self.counts = [c.balance_average * n + s for n, s in zip(self.counts, seen, strict=True)]
+        p = c.alpha * (logits / c.temperature).softmax(1)
+        p = p + (1 - c.alpha) * (ood / c.temperature).softmax(1)
+        return logits.detach(), -(p * p.log()).sum(1).detach()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"window": 9, "lambda2": 0.5}, {"window": 9, "margin": 0.0}],
+    ids=["default", "small window, strong second pass", "none reliable"],
+)
+def test_a_default_step_is_what_the_fields_say(changes, model):
+    """Counts and window reach over batches, so there are four; a small window drops values."""
+    fields = {**LIVELY, **changes}
+    adapter, start = make(model, **fields), make(model, **fields)
+    reference = Reference(model, adapter.config)
+    for images in batches(4):
+        out = adapter(images)
+        logits, score = reference(images)
+        assert torch.allclose(out.logits, logits, atol=1e-5)
+        assert torch.allclose(out.ood_score, score, atol=1e-5)
+    for moved, expected, source in zip(adapter.params, reference.params, start.params, strict=True):
+        assert torch.allclose(moved, expected, atol=1e-6)
+        assert not torch.equal(moved, source)
+    reliable, unknown, known = zip(*reference.shares, strict=True)
+    assert any(0 < share < 1 for share in reliable) or not adapter.config.margin
+    assert any(unknown[:2]) and any(known)
+    assert len(reference.past) == min(adapter.config.window, 24)
+
+
+# The score --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_the_score_is_the_fused_entropy_of_the_tempered_logits(temperature, model, images):
+    """With a ladder that starts as the mean of the class tokens, so that it says its own."""
+    adapter = make(model, start="mean", temperature=temperature, **STILL)
+    b = wrap(model)
+    with torch.no_grad():
+        trace = b.trace(images)
+        ood = b.classify(torch.stack(trace.class_tokens).mean(0))
+    out = adapter(images)
+    cool, other = trace.logits / temperature, ood / temperature
+    assert not torch.allclose(entropy(cool), entropy(other), atol=0.1)
+    assert torch.allclose(
+        out.ood_score, fused_entropy(cool, other, adapter.config.alpha), atol=1e-5
+    )
+    by_alpha = out.details["ood_score_by_alpha"]
+    assert torch.allclose(by_alpha[:, 0], entropy(other), atol=1e-5)
+    assert torch.allclose(by_alpha[:, 10], entropy(cool), atol=1e-5)
+
+
+def test_temperature_changes_scores_but_no_class(model, images):
+    one, other = (make(model, temperature=t, **STILL)(images) for t in (1.0, 5.0))
+    assert torch.equal(one.logits, other.logits)
+    assert (other.ood_score > one.ood_score + 0.1).all()
+
+
+# The stream's own thresholds --------------------------------------------------------------
+
+
+def flat_vit():
+    """The same model, half as sure of everything."""
+    model = tiny_vit()
+    with torch.no_grad():
+        model.head.weight.mul_(0.5)
+        model.head.bias.mul_(0.5)
+    return model
+
+
+def unknown_share(model, **fields):
+    outs = run(make(model, **STILL, **UNBALANCED, **fields), batches(12))
+    return torch.cat([o.details["unknown"] for o in outs]).float().mean().item()
+
+
+def test_a_quantile_calls_as_many_unknown_when_every_entropy_rises():
+    sure, unsure = unknown_share(tiny_vit()), unknown_share(flat_vit())
+    assert sure == pytest.approx(1 - LadderAffineConfig().ood_quantile, abs=0.1)
+    assert unsure == pytest.approx(sure, abs=0.1)
+
+
+def test_a_fixed_threshold_calls_many_more_unknown_when_every_entropy_rises():
+    fixed = {"ood_quantile": 0.0, "ood_margin": 0.5}
+    assert unknown_share(flat_vit(), **fixed) > 0.3 + unknown_share(tiny_vit(), **fixed)
+
+
+def test_unknown_samples_lie_above_the_quantile_of_all_so_far_this_batch_included(model):
+    adapter = make(model, ood_quantile=0.75, temperature=2.0, **STILL)
+    past = []
+    for images in batches(3):
+        out = adapter(images)
+        h = entropy(out.logits / 2.0)
+        past += h.tolist()
+        assert torch.equal(out.details["unknown"], h > torch.quantile(torch.tensor(past), 0.75))
+
+
+def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
+    adapter = make(model, margin=0.0, ood_quantile=1.0)
+    before = [p.clone() for p in adapter.params]
+    run(adapter, batches(3))
+    assert all(torch.equal(p, q) for p, q in zip(adapter.params, before, strict=True))
+    assert adapter.state.recent.values.isfinite().sum() == 18
+    assert adapter.state.prior.counts.sum() > 6
+
+
+# What the ladder learns -------------------------------------------------------------------
+
+
+def test_known_samples_make_the_ladder_surer_of_them(model, images):
+    """The class token stands still, so the same samples are known throughout."""
+    fields = {**STILL, **UNBALANCED, "lr_psi": 0.05, "lr_ladder": 0.01, "affine": "off"}
+    h = entropy(make(model).predict(images).logits / LadderAffineConfig().temperature)
+    known = h < h.median()
+    assert known.any()
+    after = {}
+    for weight in (0.0, 1.0):
+        adapter = make(model, known_weight=weight, lambda1=1.0, **fields)
+        run(adapter, [images] * 5)
+        after[weight] = adapter.predict(images).details["ood_score_by_alpha"][known, 0].mean()
+    assert after[1.0] < after[0.0] - 0.01
+    assert after[1.0] < h[known].mean()
+
+
+def first_step(model, images, scale):
+    """The gradient on the norm layers in the first step, entropy alone."""
+    h = entropy(make(model).predict(images).logits)
+    off = {"affine": "off", "ladder": "off", "rho": 0.0, "momentum": 0.0, "recover_below": 0.0}
+    margin = h.sort().values[2:4].mean().item() / math.log(10)  # three of six below
+    adapter = make(model, lr=1.0, margin=margin, entropy_scale=scale, **off, **UNBALANCED)
+    before = [p.detach().clone() for p in adapter.params]
+    assert adapter(images).details["reliable"].sum() == 3
+    return torch.cat([(q - p).flatten() for p, q in zip(adapter.params, before, strict=True)])
+
+
+@pytest.mark.parametrize("scale, factor", [("share", 0.5), ("sum", 3.0)])
+def test_the_entropy_loss_is_scaled_by_the_reliable_samples(scale, factor, model, images):
+    """Half of the batch reliable: "share" halves the gradient, "sum" is three samples' worth."""
+    mean, scaled = (first_step(model, images, s) for s in ("mean", scale))
+    assert mean.norm() > 1e-3
+    assert torch.allclose(scaled, factor * mean, rtol=1e-3, atol=1e-6)
+
+
+# Bad values -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("ood_quantile", 1.5),
+        ("ood_quantile", -0.1),
+        ("known_quantile", 2.0),
+        ("temperature", 0.0),
+        ("window", 0),
+        ("known_weight", -1.0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field, value):
+    with pytest.raises(ConfigError, match=rf"ladder_affine\.{field}: expected .*{value}"):
+        make(**{field: value})
