@@ -8,6 +8,7 @@ import torch
 
 import opentta
 from opentta import assets
+from opentta.assets import files
 from opentta.datasets.catalog import open_dataset
 from opentta.datasets.embedded import CLASSES, embedded_set
 from opentta.errors import DataError, UnknownNameError
@@ -23,8 +24,8 @@ def test_every_file_is_whole_and_small_together():
 
 def test_a_damaged_file_is_named(monkeypatch):
     wrong = {name: {**about, "sha256": "0" * 64} for name, about in assets.manifest().items()}
-    monkeypatch.setattr(assets, "_manifest", lambda: wrong)
-    monkeypatch.setattr(assets, "_checked", assets._checked.__wrapped__)
+    monkeypatch.setattr(files, "_manifest", lambda: wrong)
+    monkeypatch.setattr(files, "_checked", files._checked.__wrapped__)
     with pytest.raises(DataError, match=r"vit\.safetensors is damaged.*install opentta again"):
         assets.read("vit.safetensors")
 

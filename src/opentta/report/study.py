@@ -21,6 +21,7 @@ from opentta.metrics.summary import SHARES
 from opentta.report.gaps import gaps, reasons
 from opentta.report.provenance import warnings
 from opentta.report.section import Section
+from opentta.report.shipped import shipped_for
 from opentta.report.side import SideFiles
 from opentta.report.values import (
     AVERAGE,
@@ -132,6 +133,7 @@ def load_study(path: Path | str) -> Study:
     ]
     shipped = {e.place.hash for section in sections if section.published for e in section.entries}
     sections = [_shared(section, shipped) for section in sections]
+    sections += _of_the_package([plan for _, plan in plans])
     named = {place.hash for _, plan in plans for place in plan.cells}
     rest = [record for record in records.values() if record.hash not in named]
     if plans:
@@ -143,6 +145,16 @@ def load_study(path: Path | str) -> Study:
         ]
     side = SideFiles(store)
     return Study(store, tuple(replace(section, side=side) for section in sections), side)
+
+
+def _of_the_package(plans: Sequence[Plan]) -> list[Section]:
+    """The sections of results that came with the package, where these plans are comparable."""
+    shipped, records = shipped_for(plans)
+    presets = dict.fromkeys(plan.preset for plan in shipped)
+    return [
+        _planned([(Path(), plan) for plan in shipped if plan.preset == preset], records)
+        for preset in presets
+    ]
 
 
 def _shared(section: Section, shipped: set[str]) -> Section:

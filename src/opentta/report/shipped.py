@@ -1,0 +1,49 @@
+"""The results that came with the package: shown beside what is computed here, never among it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from opentta.assets.files import RESULTS, manifest, read
+from opentta.bench.files import from_json, to_json
+from opentta.bench.plans import Plan
+from opentta.bench.results import Record
+
+BACKBONE = "embedded"
+"""Shipped results are for this backbone: a store without it has nothing to compare."""
+
+
+def shipped_for(plans: Iterable[Plan]) -> tuple[list[Plan], dict[str, Record]]:
+    """The shipped plans and their records, by hash, where ``plans`` ask for the same backbone.
+
+    Example:
+        >>> shipped_for([])
+        ([], {})
+    """
+    if RESULTS not in manifest():
+        return [], {}
+    if not any(place.backbone == BACKBONE for plan in plans for place in plan.cells):
+        return [], {}
+    return read_shipped(read(RESULTS))
+
+
+def read_shipped(data: bytes) -> tuple[list[Plan], dict[str, Record]]:
+    """What ``pack_shipped`` wrote."""
+    values = json.loads(gzip.decompress(data))
+    plans = [Plan.from_dict(from_json(text.encode())) for text in values["plans"]]
+    records = [Record.from_line(line.encode()) for line in values["records"]]
+    return plans, {record.hash: record for record in records}
+
+
+def pack_shipped(plans: Iterable[Plan], records: Iterable[Record]) -> bytes:
+    """Plans and records in one compressed file; the same ones always give the same bytes."""
+    values = {
+        "plans": [to_json(replace(plan, published=True).to_dict()).decode() for plan in plans],
+        "records": [
+            replace(record, has_samples=False, arrays=[]).to_line().decode() for record in records
+        ],
+    }
+    return gzip.compress(json.dumps(values).encode(), mtime=0)
