@@ -160,7 +160,8 @@ class Reference:
         if (still | unknown).any():
             self.model_sgd.step()
         seen = raw.detach().softmax(1).sum(0).tolist()
-        self.counts = [c.balance_average * n + s for n, s in zip(self.counts, seen, strict=True)]
+        keep = c.balance_average ** (len(images) / 32)
+        self.counts = [keep * n + s for n, s in zip(self.counts, seen, strict=True)]
         p = c.alpha * (logits / c.temperature).softmax(1)
         p = p + (1 - c.alpha) * (ood / c.temperature).softmax(1)
         return logits.detach(), -(p * p.log()).sum(1).detach()

@@ -26,12 +26,25 @@ def test_the_lean_is_the_log_share_over_an_equal_share():
 
 def test_the_past_fades_and_a_masked_batch_is_not_counted():
     prior = ClassPrior(2, 0.5, CPU)
-    first = torch.tensor([[1.0, 0.0]])
+    first = torch.tensor([[1.0, 0.0]]).repeat(32, 1)
     prior.update(first, where=YES)
     prior.update(first.flip(1), where=YES)
-    assert prior.counts.tolist() == [0.5, 1.0]
+    assert prior.counts.tolist() == [16, 32]
     prior.update(first, where=NO)
-    assert prior.counts.tolist() == [0.5, 1.0]
+    assert prior.counts.tolist() == [16, 32]
+
+
+def test_single_images_fade_like_full_batches():
+    """A past of a thousand samples is forgotten at one pace, whatever the batch."""
+    seen = torch.eye(2).repeat(500, 1)
+    counts = []
+    for size in (1, 10, 100):
+        prior = ClassPrior(2, 0.5, CPU)
+        for batch in seen.split(size):
+            prior.update(batch, where=YES)
+        counts.append(prior.counts.sum())
+    assert counts[0] == pytest.approx(1 / (1 - 0.5 ** (1 / 32)), rel=1e-3)  # the whole series
+    assert counts[0] < counts[1] < counts[2] < 3 * counts[0]
 
 
 def test_many_classes_and_few_samples_say_nearly_nothing():

@@ -89,7 +89,7 @@ class LadderAffineConfig:
     # Not in the paper; the fields of PUBLISHED switch them off.
     balance: float = 1.0  # share of the predictions' lean taken off the logits
     diversity: float = 2.0  # weight of a loss against that lean
-    balance_average: float = 0.95  # weight of the past in the counts behind both
+    balance_average: float = 0.95  # weight of the past in the counts behind both, per 32 samples
     temperature: float = 3.0  # of the logits in L_OOD and in the score
     ood_quantile: float = 0.8  # unknown: above this quantile of the stream; 0: above ood_margin
     known_quantile: float = 0.5  # known: below this one, where there is an ood_quantile

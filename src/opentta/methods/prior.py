@@ -12,6 +12,8 @@ from torch import Tensor
 
 from opentta.methods.optim import assign
 
+BATCH = 32  # samples: the paper's batch, in which ``average`` is stated
+
 
 class ClassPrior:
     """Running counts of predicted classes, with one imagined sample of each to begin with.
@@ -29,7 +31,7 @@ class ClassPrior:
     """
 
     def __init__(self, classes: int, average: float, device: torch.device) -> None:
-        self.average = average  # weight of the past
+        self.average = average  # weight of the past, 32 samples later
         self.counts = torch.zeros(classes, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -43,5 +45,10 @@ class ClassPrior:
         return share.log() + math.log(classes)
 
     def update(self, p: Tensor, *, where: Tensor) -> None:
-        """Count a batch of predictions (B, C) where ``where`` (a bool scalar) is true."""
-        assign([self.counts], [self.average * self.counts + p.detach().float().sum(dim=0)], where)
+        """Count a batch of predictions (B, C) where ``where`` (a bool scalar) is true.
+
+        The past fades by samples, not by batches: a stream of single images is counted like one of
+        full batches.
+        """
+        keep = self.average ** (len(p) / BATCH)
+        assign([self.counts], [keep * self.counts + p.detach().float().sum(dim=0)], where)
