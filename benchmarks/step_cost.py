@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # let every sample pass, so that the wh
     "cotta 32 views": {"augment_below": 1.0},
     "sotta": {"threshold": 0.0},
     "stamp": {"margin": 2.0},
-    "ladder_affine": {"margin": 0.9, "ood_margin": 0.9},
+    "ladder_affine": {"margin": 0.9},
 }
 
 

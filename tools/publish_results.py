@@ -32,11 +32,13 @@ def main() -> None:
         raise SystemExit(f"{args.folder} holds results already; remove it first")
     source = Store(args.source, must_exist=True)
     plans = [plan for plan in read_plans(args.source) if plan.kind != "tune"]
-    places = {place.hash: place for plan in plans for place in plan.cells}
+    places: dict[str, list[Place]] = {}  # presets share cells
+    for plan in plans:
+        for place in plan.cells:
+            places.setdefault(place.hash, []).append(place)
     target = Store(args.folder)
     for record in source.read():
-        place = places.get(record.hash)
-        wanted = place is not None and asked(place, args)
+        wanted = any(asked(place, args) for place in places.get(record.hash, ()))
         copy(record, source, target, wanted=wanted)
     shutil.copytree(args.source / FOLDER, args.folder / FOLDER)
     size = sum(path.stat().st_size for path in args.folder.rglob("*") if path.is_file())

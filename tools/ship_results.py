@@ -13,9 +13,11 @@ from pathlib import Path
 
 from make_assets import HOME, put
 
-from opentta.assets import MODEL, RESULTS
+from opentta.assets import RESULTS
+from opentta.bench.cells import EMBEDDED
 from opentta.bench.plans import read_plans
 from opentta.bench.results import Store
+from opentta.bench.weights import find_weights
 from opentta.report.shipped import pack_shipped
 
 
@@ -29,7 +31,7 @@ def main() -> None:
     plans = [plan for plan in read_plans(args.store) if plan.preset in args.presets]
     wanted = {place.hash for plan in plans for place in plan.cells}
     records = [r for r in Store(args.store, must_exist=True).read() if r.hash in wanted and r.ok]
-    weights = manifest[MODEL]["sha256"]
+    weights = find_weights(EMBEDDED).hash
     other = {record.weights_hash for record in records} - {weights}
     if other or not records:
         raise SystemExit(f"expected cells on the shipped weights {weights[:12]}, found {other}")

@@ -144,6 +144,19 @@ def test_stages_keep_what_the_stage_before_chose():
     assert runs.asked[1].hash == runs.asked[2].hash  # 0.2 is the default: not computed again
 
 
+@pytest.mark.parametrize(
+    ("base", "used", "idle"),
+    [("table1", "ood_margin", "ood_quantile"), ("imagenet-mini", "ood_quantile", "ood_margin")],
+)
+def test_a_threshold_that_the_base_does_not_use_is_not_searched(base, used, idle):
+    """Five equal cells would be run, and the first of them written down as the winner."""
+    runs = Runs(lambda config: 0.5)
+    preset = tune_preset("ladder_affine", base)
+    found = tune(preset, stages_of("ladder_affine"), runs, **ASKED)
+    searched = {name for trial in found.trials for name in trial.settings}
+    assert used in searched and idle not in searched
+
+
 def test_several_grids_side_by_side_are_one_stage():
     runs = Runs(lambda config: config["lr"] if config["optimizer"] == "adam" else 0.0)
     tuned = tune(tune_preset("cotta"), stages_of("cotta"), runs, **ASKED)

@@ -320,3 +320,9 @@ def test_the_entropy_loss_is_scaled_by_the_reliable_samples(scale, factor, model
 def test_a_value_out_of_range_is_refused_by_name(field, value):
     with pytest.raises(ConfigError, match=rf"ladder_affine\.{field}: expected .*{value}"):
         make(**{field: value})
+
+
+def test_no_sample_can_be_known_and_unknown():
+    with pytest.raises(ConfigError, match="known_quantile: expected at most ood_quantile"):
+        LadderAffineConfig(ood_quantile=0.2, known_quantile=0.9)
+    LadderAffineConfig(ood_quantile=0.0, known_quantile=0.9)  # not in use

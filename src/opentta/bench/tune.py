@@ -62,6 +62,7 @@ GRIDS: Mapping[str, Sequence[Stage]] = {
     "ladder_affine": (  # one question after the other, each with the answers before it
         [{"lr": (2.5e-3, 5e-3, 1e-2, 2e-2)}],
         [{"ood_margin": (0.3, 0.4, 0.5, 0.6, 0.7)}],
+        [{"ood_quantile": (0.6, 0.7, 0.8, 0.9)}],
         [{"predict_from": ("first", "second")}],
         [{"ladder": ("dense", "channelwise")}],
         [{"update": ("split", "joint")}],
@@ -71,6 +72,12 @@ GRIDS: Mapping[str, Sequence[Stage]] = {
     ),
 }
 """The declared grids, method -> stages; the cheap questions do not wait for the dear ones."""
+
+IDLE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "ood_margin": lambda config: config["ood_quantile"] > 0,
+    "ood_quantile": lambda config: config["ood_quantile"] == 0,
+}
+"""Fields that a base may leave unused: a declared stage that asks for one is left out then."""
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
@@ -247,6 +254,8 @@ def tune(
     records: list[Record] = []
     best = Trial({}, math.nan, math.nan, math.nan, math.nan, 0, 0)
     for stage in stages:
+        if len(stages) > 1 and _idle(stage, tune_cells(preset, [{}], best.settings, **asked)):
+            continue
         ranking = rank_alphas(winner, records) if winner and _is_alpha(stage) else None
         if ranking is None:
             cells = tune_cells(preset, points(stage), best.settings, **asked)
@@ -267,6 +276,12 @@ def tune(
 def _deviation(values: Sequence[float]) -> float:
     """Of a sample; NaN for one value, which has none."""
     return stdev(values) if len(values) > 1 else math.nan
+
+
+def _idle(stage: Stage, cells: Sequence[Cell]) -> bool:
+    """Whether the stage asks for a field that these cells do not use."""
+    names = {name for grid in stage for name in grid} & set(IDLE)
+    return any(IDLE[name](cell.config) for name in names for cell in cells)
 
 
 def _is_alpha(stage: Stage) -> bool:

@@ -32,7 +32,7 @@ class ClassPrior:
 
     def __init__(self, classes: int, average: float, device: torch.device) -> None:
         self.average = average  # weight of the past, 32 samples later
-        self.counts = torch.zeros(classes, device=device)
+        self.counts = torch.zeros(classes, dtype=torch.float32, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes along the stream."""

@@ -17,7 +17,7 @@ class Recent:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.values = torch.full((size,), torch.nan, device=device)
+        self.values = torch.full((size,), torch.nan, dtype=torch.float32, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes along the stream."""

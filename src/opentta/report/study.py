@@ -150,6 +150,10 @@ def load_study(path: Path | str) -> Study:
 def _of_the_package(plans: Sequence[Plan]) -> list[Section]:
     """The sections of results that came with the package, where these plans are comparable."""
     shipped, records = shipped_for(plans)
+    own = {(plan.preset, place.hash) for plan in plans for place in plan.cells if plan.published}
+    shipped = [
+        plan for plan in shipped if {(plan.preset, place.hash) for place in plan.cells} - own
+    ]
     presets = dict.fromkeys(plan.preset for plan in shipped)
     return [
         _planned([(Path(), plan) for plan in shipped if plan.preset == preset], records)

@@ -1,0 +1,84 @@
+"""The tools that publish results: which side files travel, and what goes into the package."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stores import make_store, places, settled
+
+from opentta.bench.plans import Plan, add_plan
+from opentta.bench.results import Store
+from opentta.bench.weights import find_weights
+from opentta.report.shipped import read_shipped
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """A tool as its command runs it."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+
+    def run(name, *arguments):
+        module = __import__(name)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        module.main()
+        return module
+
+    yield run
+    for name in ("publish_results", "ship_results", "make_assets"):
+        sys.modules.pop(name, None)
+
+
+def test_side_files_travel_for_the_rows_and_the_seed_that_were_asked_for(tmp_path, tool):
+    cells = places(rows=("source", "sar"), oods=("textures",), corruptions=("fog",))
+    make_store(tmp_path / "all", cells, sampled=lambda place: True)
+    tool("publish_results", tmp_path / "all", tmp_path / "some", "--rows", "sar", "--seed", 2024)
+    kept = {
+        (r.cell["method"], r.cell["seed"]): r.has_samples for r in Store(tmp_path / "some").read()
+    }
+    assert kept == {
+        ("source", 2024): False,
+        ("source", 2025): False,
+        ("sar", 2024): True,
+        ("sar", 2025): False,
+    }
+    assert len(list((tmp_path / "some" / "samples").glob("*.npz"))) == 1
+    with pytest.raises(SystemExit, match="holds results already"):
+        tool("publish_results", tmp_path / "all", tmp_path / "some")
+
+
+def test_a_cell_that_two_presets_share_is_kept_for_either(tmp_path, tool):
+    (cell,) = places(rows=("sar",), oods=("textures",), corruptions=("fog",), seeds=(2024,))
+    store = make_store(tmp_path / "all", [cell], sampled=lambda place: True)
+    add_plan(store, Plan("again", cells=(replace(settled(cell), row="twin"),)))
+    tool("publish_results", store, tmp_path / "some", "--rows", "sar")
+    assert [record.has_samples for record in Store(tmp_path / "some").read()] == [True]
+
+
+def test_results_go_into_the_package_only_if_they_are_of_its_backbone(tmp_path, tool, monkeypatch):
+    cells = places(
+        rows=("source",), oods=("near",), corruptions=("fog",), seeds=(2024,), backbone="embedded"
+    )
+    store = make_store(tmp_path / "store", cells, preset="mini-full")
+    home = tmp_path / "assets"
+    home.mkdir()
+    (home / "manifest.json").write_text("{}")
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import make_assets
+
+    monkeypatch.setattr(make_assets, "HOME", home)
+    with pytest.raises(SystemExit, match="expected cells on the shipped weights"):
+        tool("ship_results", store)
+    lines = (store / "results.jsonl").read_text()
+    own = find_weights("embedded").hash
+    (store / "results.jsonl").write_text(
+        lines.replace('"weights_hash": "0123456789abcdef"', f'"weights_hash": "{own}"')
+    )
+    tool("ship_results", store)
+    manifest = json.loads((home / "manifest.json").read_text())
+    plans, records = read_shipped((home / "results.json.gz").read_bytes())
+    assert manifest["results.json.gz"]["bytes"] == (home / "results.json.gz").stat().st_size
+    assert plans[0].published and len(records) == 1
