@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
 from opentta.errors import ConfigError, ShapeError
+from opentta.methods.ladder_affine import ALPHA_GRID
 from opentta.metrics import Meter, Samples, accuracy, auroc, hscore
 from opentta.types import Prediction
 
@@ -227,4 +228,5 @@ def test_a_real_adapter_is_measured(model, images):
     assert isinstance(samples, Samples) and samples.score_grid.shape == (18, 11)
     acc, auc = accuracy(samples.label, samples.predicted), auroc(samples.label, samples.ood_score)
     assert (out["acc"], out["auroc"], out["h"]) == (acc, auc, hscore(acc, auc))
-    assert np.allclose(samples.score_grid[:, 3], samples.ood_score, atol=1e-4)  # alpha = 0.3
+    own = ALPHA_GRID.index(adapter.config.alpha)
+    assert np.allclose(samples.score_grid[:, own], samples.ood_score, atol=1e-4)

@@ -6,6 +6,7 @@ import pytest
 from stores import make_store, places, record_of, settled
 
 from opentta.bench.plans import Plan
+from opentta.bench.results import Store
 from opentta.report import load_study, shipped, write_report
 from opentta.report.shipped import BACKBONE, pack_shipped, read_shipped, shipped_for
 
@@ -61,6 +62,14 @@ def test_a_cell_computed_here_keeps_its_own_number_though_the_same_one_was_shipp
     live, published = sorted(study.sections, key=lambda section: section.published)
     assert {e.place.hash for e in live.entries} == {e.place.hash for e in published.entries}
     assert 0.123 not in accuracies(live) and accuracies(published) == {0.123}
+
+
+def test_the_store_that_the_results_came_from_shows_them_once(tmp_path, monkeypatch):
+    store = make_store(tmp_path, CELLS, preset="mini-full")
+    data = pack_shipped([plan_of(CELLS)], Store(store).read())
+    monkeypatch.setattr(shipped, "manifest", lambda: {shipped.RESULTS: {}})
+    monkeypatch.setattr(shipped, "read", lambda name: data)
+    assert [section.published for section in load_study(store).sections] == [False]
 
 
 def test_another_backbone_has_nothing_to_compare_with(tmp_path, packed):

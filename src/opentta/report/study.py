@@ -133,7 +133,7 @@ def load_study(path: Path | str) -> Study:
     ]
     shipped = {e.place.hash for section in sections if section.published for e in section.entries}
     sections = [_shared(section, shipped) for section in sections]
-    sections += _of_the_package([plan for _, plan in plans])
+    sections += _of_the_package([plan for _, plan in plans], records)
     named = {place.hash for _, plan in plans for place in plan.cells}
     rest = [record for record in records.values() if record.hash not in named]
     if plans:
@@ -147,18 +147,23 @@ def load_study(path: Path | str) -> Study:
     return Study(store, tuple(replace(section, side=side) for section in sections), side)
 
 
-def _of_the_package(plans: Sequence[Plan]) -> list[Section]:
+def _of_the_package(plans: Sequence[Plan], own: dict[str, Record]) -> list[Section]:
     """The sections of results that came with the package, where these plans are comparable."""
     shipped, records = shipped_for(plans)
-    own = {(plan.preset, place.hash) for plan in plans for place in plan.cells if plan.published}
-    shipped = [
-        plan for plan in shipped if {(plan.preset, place.hash) for place in plan.cells} - own
-    ]
-    presets = dict.fromkeys(plan.preset for plan in shipped)
+    other = [plan for plan in shipped if not _from_here(plan, records, own)]
     return [
-        _planned([(Path(), plan) for plan in shipped if plan.preset == preset], records)
-        for preset in presets
+        _planned([(Path(), plan) for plan in other if plan.preset == preset], records)
+        for preset in dict.fromkeys(plan.preset for plan in other)
     ]
+
+
+def _from_here(plan: Plan, shipped: dict[str, Record], own: dict[str, Record]) -> bool:
+    """Whether this very store is where the shipped results of the plan were taken from."""
+    pairs = [(shipped.get(place.hash), own.get(place.hash)) for place in plan.cells]
+    return all(
+        one is None or (two is not None and replace(two, has_samples=False, arrays=[]) == one)
+        for one, two in pairs
+    )
 
 
 def _shared(section: Section, shipped: set[str]) -> Section:
