@@ -1,5 +1,6 @@
 """Shared material: a tiny ViT that is confident enough to adapt, images, and the real backbone."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,11 @@ import torch
 from material import SIZE, shared_data, tiny_vit
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell gives commands in the background a deaf ear for Ctrl-C, and they hand it down: the
+    # tests that interrupt a command need one that hears.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
