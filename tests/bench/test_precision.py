@@ -21,7 +21,6 @@ def flags():
         "matmul.allow_tf32": matmul.allow_tf32,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fill": torch.utils.deterministic.fill_uninitialized_memory,
         "threads": torch.get_num_threads(),
     }
 
@@ -31,7 +30,6 @@ def put(value):
     torch.backends.cudnn.benchmark = value
     torch.backends.cuda.matmul.allow_tf32 = value
     torch.use_deterministic_algorithms(value, warn_only=value)
-    torch.utils.deterministic.fill_uninitialized_memory = value
 
 
 @pytest.fixture(params=[False, True], ids=["all off", "all on"])
@@ -45,7 +43,6 @@ def before(request, monkeypatch):
     torch.backends.cudnn.benchmark = saved["cudnn.benchmark"]
     torch.backends.cuda.matmul.allow_tf32 = saved["matmul.allow_tf32"]
     torch.use_deterministic_algorithms(saved["deterministic"], warn_only=saved["warn_only"])
-    torch.utils.deterministic.fill_uninitialized_memory = saved["fill"]
 
 
 @pytest.mark.parametrize("precision", ["full", "tf32", "bfloat16"])
@@ -55,7 +52,7 @@ def test_a_cell_on_a_gpu_multiplies_as_it_asks_and_repeats_its_results(bench, be
     low = precision == "tf32"
     assert inside["cudnn.allow_tf32"] is low and inside["matmul.allow_tf32"] is low
     assert inside["deterministic"] and not inside["warn_only"]
-    assert not inside["cudnn.benchmark"] and not inside["fill"]
+    assert not inside["cudnn.benchmark"]
     assert flags() == before
 
 

@@ -79,7 +79,7 @@ def test_another_backbone_has_nothing_to_compare_with(tmp_path, packed):
 
 def test_a_package_without_results_adds_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "manifest", dict)
-    assert shipped_for([plan_of(CELLS)]) == ([], {})
+    assert shipped_for([plan_of(CELLS)], {}) == ([], {})
 
 
 def test_the_page_and_the_tables_name_what_was_published(tmp_path, packed):

@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +51,6 @@ def _repeatable(on: bool, *, tf32: bool = False) -> Iterator[None]:
     """Left to themselves, gradients of attention and of convolutions differ from run to run.
 
     It costs 1 to 2 % of a step. An operation that has no repeatable form raises, by torch's rule.
-    New memory is not filled, which torch would do then: nothing reads it before it is written.
     """
     if not on:
         yield
@@ -61,9 +59,6 @@ def _repeatable(on: bool, *, tf32: bool = False) -> Iterator[None]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     flags = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
     before = torch.are_deterministic_algorithms_enabled()
-    memory: Any = torch.utils.deterministic
-    fill = memory.fill_uninitialized_memory
-    memory.fill_uninitialized_memory = False
     lenient = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, False, tf32
     torch.use_deterministic_algorithms(True)
@@ -72,4 +67,3 @@ def _repeatable(on: bool, *, tf32: bool = False) -> Iterator[None]:
     finally:
         cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = flags
         torch.use_deterministic_algorithms(before, warn_only=lenient)
-        memory.fill_uninitialized_memory = fill

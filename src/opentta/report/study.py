@@ -91,8 +91,9 @@ class Study:
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """Every finished cell of the sections, each once."""
-        found = {record.hash: record for s in self.sections for record in s.records}
+        """Every finished cell of the sections, each once; a shipped one gives way to one's own."""
+        order = sorted(self.sections, key=lambda section: not section.published)
+        found = {record.hash: record for s in order for record in s.records}
         return tuple(found.values())
 
     def section(self, preset: str) -> Section:
@@ -149,21 +150,11 @@ def load_study(path: Path | str) -> Study:
 
 def _of_the_package(plans: Sequence[Plan], own: dict[str, Record]) -> list[Section]:
     """The sections of results that came with the package, where these plans are comparable."""
-    shipped, records = shipped_for(plans)
-    other = [plan for plan in shipped if not _from_here(plan, records, own)]
+    shipped, records = shipped_for(plans, own)
     return [
-        _planned([(Path(), plan) for plan in other if plan.preset == preset], records)
-        for preset in dict.fromkeys(plan.preset for plan in other)
+        _planned([(Path(), plan) for plan in shipped if plan.preset == preset], records)
+        for preset in dict.fromkeys(plan.preset for plan in shipped)
     ]
-
-
-def _from_here(plan: Plan, shipped: dict[str, Record], own: dict[str, Record]) -> bool:
-    """Whether this very store is where the shipped results of the plan were taken from."""
-    pairs = [(shipped.get(place.hash), own.get(place.hash)) for place in plan.cells]
-    return all(
-        one is None or (two is not None and replace(two, has_samples=False, arrays=[]) == one)
-        for one, two in pairs
-    )
 
 
 def _shared(section: Section, shipped: set[str]) -> Section:
