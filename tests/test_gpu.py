@@ -7,7 +7,9 @@ from makers import knobs
 from material import tiny_vit
 
 import opentta
-from opentta.errors import DeviceError, ImageValueError
+from opentta.config import Execution
+from opentta.errors import ConfigError, DeviceError, ImageValueError
+from opentta.methods.base import NoConfig
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -115,3 +117,70 @@ def test_a_bfloat16_model_stays_one(batch):
     adapter = opentta.adapt(tiny_vit().cuda().bfloat16(), "ladder_affine")
     assert adapter(batch).logits.dtype == torch.bfloat16
     assert torch.isfinite(adapter(batch).ood_score).all()
+
+
+@pytest.fixture
+def repeatable(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("fields", [{}, {"precision": "bfloat16"}, {"strict": True}], ids=str)
+@pytest.mark.parametrize("method", opentta.methods())
+def test_a_replayed_run_is_the_run(method, fields, batch, repeatable):
+    stream = [batch.roll(i, dims=0) for i in range(9)]
+    stream.insert(6, batch[:4])
+    plain, replayed = (build(method, graph=graph, **fields) for graph in (False, True))
+    for adapter in (plain, replayed):
+        if adapter.needs_source:
+            adapter.fit_source([batch])
+    for images in stream:
+        one, other = plain(images), replayed(images)
+        assert torch.equal(one.logits, other.logits)
+        assert torch.equal(one.ood_score, other.ood_score)
+        assert one.details.keys() == other.details.keys()
+    assert same(weights(plain), weights(replayed))
+    assert replayed._replay._tapes or method == "owttt"
+
+
+def test_a_bad_image_in_a_replay_changes_nothing(batch):
+    adapter = build("ladder_affine", graph=True)
+    for _ in range(6):
+        adapter(batch)
+    before = weights(adapter)
+    bad = batch.clone()
+    bad[2, 1, 3, 4] = float("nan")
+    out = adapter(bad)
+    assert torch.isnan(out.logits[2]).all() and out.ood_score[2] == torch.inf
+    with pytest.raises(ImageValueError, match="1 image"):
+        adapter.check()
+    assert same(weights(adapter), before)
+
+
+def test_reset_and_resume_with_recordings(batch):
+    adapter = build("cotta", graph=True, augment_below=0.0)
+    first = [adapter(batch).logits for _ in range(8)]
+    adapter.reset()
+    again = [adapter(batch).logits for _ in range(8)]
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(first, again, strict=True))
+
+
+def test_a_step_that_reads_back_is_told_apart(batch):
+    class Reader(opentta.Adapter):
+        name = "reader"
+
+        def step(self, images):
+            logits = self.backbone(images)
+            return opentta.Prediction(logits * float(logits.abs().max() > 0), logits.sum(dim=1))
+
+    backbone = build("source").backbone
+    execution = Execution(graph=True)
+    adapter = Reader(backbone, NoConfig(), seed=0, execution=execution)
+    for _ in range(3):
+        adapter(batch)
+    with pytest.raises(ConfigError, match="synchronises = True"):
+        adapter(batch)
+    torch.cuda.synchronize()
+    assert torch.isfinite(build("tent")(batch).logits).all()  # the device goes on

@@ -38,6 +38,7 @@ class Execution:
     strict: bool = False  # on a GPU, read the check of the pixels back after every batch
     precision: Literal["full", "bfloat16"] = "full"  # autocast the forward passes, on a GPU
     view_chunk: int = 256  # most images in one forward of a method that makes views
+    graph: bool = False  # on a GPU, record steps as CUDA graphs and play them back
 
     def __post_init__(self) -> None:
         """A chunk of nothing would never end."""

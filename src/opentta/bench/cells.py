@@ -150,11 +150,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Where:
-    """Where and how the data are read: no part of a result, so no part of a hash."""
+    """Where and how a cell is run: no part of a result, so no part of a hash."""
 
     root: str = ""  # folder of the data sets; nothing for what the package ships
     cache: str | None = None  # folder of prepared pixels
     workers: int = 0  # processes that decode images, a cell
+    graph: bool = True  # on a GPU, record steps and play them back: the same kernels, sooner
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opentta.methods.replay import Replay
 from opentta.models.backbone import Backbone
 
 LIBRARIES = ("opentta", "torch", "timm", "torchvision", "numpy")
@@ -61,17 +62,23 @@ class Stopwatch:
         return event
 
 
-def forward_seconds(backbone: Backbone, images: Tensor, *, low: bool = False) -> float:
+def forward_seconds(
+    backbone: Backbone, images: Tensor, *, low: bool = False, graph: bool = False
+) -> float:
     """Median seconds of a plain forward of ``images`` (B, 3, H, W), the unit of ``Record.cost``.
 
-    ``low``: in bfloat16, as the method runs. The first forwards warm up and do not count.
+    ``low``: in bfloat16, ``graph``: recorded and played back, as the method runs. The first
+    forwards warm up and do not count.
     """
-    watch = Stopwatch(images.device)
-    warm, counted = (3, 10) if images.device.type == "cuda" else (1, 3)
+    watch, replay = Stopwatch(images.device), Replay()
+    warm, counted = (5, 10) if images.device.type == "cuda" else (1, 3)
     with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=low):
         for _ in range(warm + counted):
             watch.start()
-            backbone(images)
+            if graph:
+                replay("forward", lambda x: [backbone(x)], images)
+            else:
+                backbone(images)
             watch.stop()
     return statistics.median(watch.seconds()[warm:])
 

@@ -82,6 +82,7 @@ class Record:
     counts: dict[str, int] = field(default_factory=dict)  # id, ood, skipped
     device: str = ""
     precision: str = ""
+    graph: bool = False  # steps were recorded as CUDA graphs: cost and seconds are those of replays
     threads: int | None = None
     host: str = ""
     started: str = ""  # UTC, ISO 8601

@@ -227,6 +227,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         stream=stream.describe(),
         counts={"id": known, "ood": len(samples) - known, "skipped": len(stream.unreadable)},
         precision=cell.precision,
+        graph=adapter.execution.graph,
         threads=cell.threads,
         started=started,
         seconds=walk.seconds,

@@ -26,6 +26,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         classes=stream.class_indices,
         seed=cell.seed,
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
+        graph=where.graph and cell.device == "cuda",
         **cell.fields,
     )
     if not adapter.needs_source:
@@ -60,4 +61,5 @@ def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
     size = min(cell.stream.batch_size, sum(stream.counts().values()))
     side = cell.stream.preset.size
     images = torch.full((size, 3, side, side), 0.5, device=adapter.backbone.device)
-    return forward_seconds(adapter.backbone, images, low=cell.precision == "bfloat16") / size
+    low, graph = cell.precision == "bfloat16", adapter.execution.graph
+    return forward_seconds(adapter.backbone, images, low=low, graph=graph) / size

@@ -29,7 +29,7 @@ def adapt(
     ``normalization``: "auto" reads the mean and std that a timm model carries; else "imagenet",
     "half" or (mean, std). ``classes``: indices of the classes to answer with; logits are then
     (B, len(classes)) in that order. ``fields`` override the method's config, or the execution
-    options (``strict``, ``precision``, ``view_chunk``). The model itself is not changed.
+    options (``strict``, ``precision``, ``view_chunk``, ``graph``). The model itself is not changed.
 
     Example:
         >>> import timm, torch, opentta
@@ -56,9 +56,18 @@ def adapt(
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)
-        if execution.precision != "full" and backbone.device.type == "cpu":
+        if backbone.device.type == "cpu":
+            _refuse_gpu_options(execution)
+        return cls(backbone, config, seed=seed, execution=execution)
+
+
+def _refuse_gpu_options(execution: Execution) -> None:
+    """Options that mean nothing on a CPU."""
+    plain = Execution()
+    for name in ("precision", "graph"):
+        value = getattr(execution, name)
+        if value != getattr(plain, name):
             raise ConfigError(
-                f"precision={execution.precision!r} is for a GPU, but the model lies on the CPU; "
+                f"{name}={value!r} is for a GPU, but the model lies on the CPU; "
                 "leave it out, or move the model first with model.to('cuda')"
             )
-        return cls(backbone, config, seed=seed, execution=execution)

@@ -19,6 +19,7 @@ from opentta.errors import DtypeError, ImageValueError, NothingToAdaptError, Sou
 from opentta.methods.images import bad_images, check_form, check_values
 from opentta.methods.losses import entropy
 from opentta.methods.optim import assign
+from opentta.methods.replay import Part, Replay
 from opentta.methods.snapshot import Snapshot, flatten, restore
 from opentta.models.backbone import Backbone
 from opentta.types import Prediction
@@ -61,6 +62,8 @@ class Adapter(ABC):
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         self.generator = torch.Generator(device=backbone.device).manual_seed(seed)
+        self._replay = Replay(self.generator)
+        self._detail_names: tuple[str, ...] = ()
         self.build()
         self.extras.to(device=backbone.device, dtype=backbone.dtype).requires_grad_(False)
         self.params: list[nn.Parameter] = list(self.parameters())
@@ -116,11 +119,15 @@ class Adapter(ABC):
                 f"{self.name} needs source statistics: call adapter.fit_source(loader) first, with "
                 "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
             )
+        if self.execution.strict or images.device.type == "cpu":
+            check_values(images)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
-            images, bad = self._screen(images)
-            skip = bad is not None and self.synchronises and bool(bad.any())
-            out = self._answered(images) if skip else self.step(images)
-        return _finished(out, bad)
+            if self.execution.graph and not self.synchronises:
+                logits, score, *details = self._replay("step", self._parts, images)
+                return Prediction(
+                    logits, score, dict(zip(self._detail_names, details, strict=True))
+                )
+            return self._whole(images)
 
     @final
     def predict(self, images: Tensor) -> Prediction:
@@ -151,6 +158,7 @@ class Adapter(ABC):
         """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
         with torch.inference_mode(False):
             self._snapshot.load(self, state)
+            self._replay.forget()  # what was learned from source data is another tensor now
 
     @final
     def fit_source(self, loader: Iterable[Any]) -> None:
@@ -163,6 +171,7 @@ class Adapter(ABC):
             finally:
                 restore(self, now)
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
+            self._replay.forget()
 
     @final
     def check(self) -> None:
@@ -188,6 +197,16 @@ class Adapter(ABC):
         return list(grads)
 
     @final
+    def replayed(self, name: str, part: Part, *inputs: Tensor) -> list[Tensor]:
+        """``part(*inputs)``, a list of tensors; with ``graph`` recorded once and played back.
+
+        For a method that ``synchronises``: what lies between two reads of its step. All others
+        are recorded as a whole. A part changes tensors in place, and depends on no number of the
+        host that changes along the stream.
+        """
+        return self._replay(name, part, *inputs) if self.execution.graph else list(part(*inputs))
+
+    @final
     def recover(self, where: Tensor) -> None:
         """Back to the source model where ``where`` (a bool scalar) is true, on the device."""
         moving = flatten(self)
@@ -210,10 +229,21 @@ class Adapter(ABC):
         finally:
             self.generator.set_state(state)
 
+    def _whole(self, images: Tensor) -> Prediction:
+        """One call: the screened batch, stepped or, where a method must not see it, answered."""
+        images, bad = self._screen(images)
+        skip = bad is not None and self.synchronises and bool(bad.any())
+        return _finished(self._answered(images) if skip else self.step(images), bad)
+
+    def _parts(self, images: Tensor) -> list[Tensor]:
+        """The same as a list of tensors, to be recorded; the names of the details are kept."""
+        out = self._whole(images)
+        self._detail_names = tuple(out.details)
+        return [out.logits, out.ood_score, *out.details.values()]
+
     def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """CPU: raise before anything changes. GPU: blank bad images and remember, on the device."""
+        """GPU: blank bad images and remember, on the device; else they were checked before."""
         if self.execution.strict or images.device.type == "cpu":
-            check_values(images)
             return images, None
         bad = bad_images(images)  # (B,)
         self.valid = ~bad.any()
@@ -224,7 +254,8 @@ class Adapter(ABC):
     def _precision(self) -> Iterator[None]:
         device = self.backbone.device.type
         low = self.execution.precision == "bfloat16"
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=low):
+        # No cache: modules that step between the two passes would be read as they were
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=low, cache_enabled=False):
             yield
 
 

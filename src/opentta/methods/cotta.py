@@ -103,20 +103,31 @@ class Cotta(Adapter):
 
     def answer(self, images: Tensor) -> Prediction:
         """The teacher's logits, averaged over views where the source model is unsure."""
-        confidence = self.anchor(images).float().softmax(dim=1).amax(dim=1).mean()
+        (confidence,) = self.replayed("confidence", self._confidence, images)
         unsure = confidence < self.config.augment_below
-        logits = self._mean_of_views(images) if bool(unsure) else self.state.teacher(images)
+        logits = self._mean_of_views(images) if bool(unsure) else self._taught(images)
         return Prediction(logits, entropy(logits), {"confidence": confidence, "augmented": unsure})
 
     def step(self, images: Tensor) -> Prediction:
         """Answer, follow the teacher, move the teacher, restore: in this order."""
-        c, state = self.config, self.state
         out = self.answer(images)
-        grads = self.gradients(self._loss(self.backbone(images), out.logits), self.params)
-        state.optimizer.step(grads)
-        state.teacher.follow(self.params, c.teacher_keep)
-        self._restore()
+        self.replayed("learn", self._learn, images, out.logits)
         return out
+
+    def _learn(self, images: Tensor, target: Tensor) -> list[Tensor]:
+        """Follow the teacher's logits (B, C), move the teacher, restore."""
+        grads = self.gradients(self._loss(self.backbone(images), target), self.params)
+        self.state.optimizer.step(grads)
+        self.state.teacher.follow(self.params, self.config.teacher_keep)
+        self._restore()
+        return []
+
+    def _confidence(self, images: Tensor) -> list[Tensor]:
+        """Mean over the batch of the source model's largest probability: ()."""
+        return [self.anchor(images).float().softmax(dim=1).amax(dim=1).mean()]
+
+    def _taught(self, images: Tensor) -> Tensor:
+        return self.replayed("teacher", lambda x: [self.state.teacher(x)], images)[0]
 
     def _loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Mean cross-entropy between two (B, C) of logits; the teacher has no gradient."""
@@ -135,7 +146,7 @@ class Cotta(Adapter):
         for start in range(0, len(views), together):
             group = views[start : start + together]
             made = torch.cat([strong(images, view, self.generator) for view in group])
-            logits = torch.cat([self.state.teacher(made[s]) for s in chunks(len(made), chunk)])
+            logits = torch.cat([self._taught(made[s]) for s in chunks(len(made), chunk)])
             total = total + logits.float().view(len(group), len(images), -1).sum(dim=0)  # (B, C)
         return total / len(views)
 

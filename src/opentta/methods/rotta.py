@@ -95,7 +95,7 @@ class Rotta(Adapter):
 
     def answer(self, images: Tensor) -> Prediction:
         """The teacher's logits."""
-        logits = self.state.teacher(images)
+        (logits,) = self.replayed("teacher", lambda x: [self.state.teacher(x)], images)
         return Prediction(logits, entropy(logits))
 
     def step(self, images: Tensor) -> Prediction:
@@ -117,9 +117,15 @@ class Rotta(Adapter):
         state = self.state
         images, ages = state.memory.read()
         (view,) = draw_strong(1, self.generator)
+        self.replayed("learn", self._learn, images, strong(images, view, self.generator), ages)
+
+    def _learn(self, images: Tensor, seen: Tensor, ages: Tensor) -> list[Tensor]:
+        """One step on views ``seen`` (n, 3, H, W) of the images; ages (n,)."""
+        state = self.state
         target = state.teacher(images).float().softmax(dim=1)
-        log_p = self.backbone(strong(images, view, self.generator)).float().log_softmax(dim=1)
+        log_p = self.backbone(seen).float().log_softmax(dim=1)
         timely = torch.sigmoid(-ages)  # exp(-A) / (1 + exp(-A))
         loss = (timely * -(target * log_p).sum(dim=1)).mean()
         state.adam.step(self.gradients(loss, self.params))
         state.teacher.follow(self.params, self.config.teacher_keep)
+        return []

@@ -104,24 +104,29 @@ class Sotta(Adapter):
         """Predict with the current weights, remember the confident, learn from the memory."""
         c, state = self.config, self.state
         state.memory.check_size(images)
-        with torch.no_grad():
-            out = self.answer(images)
-        confidence, labels = out.logits.float().softmax(dim=1).max(dim=1)
+        logits, score = self.replayed("look", self._look, images)
+        confidence, labels = logits.float().softmax(dim=1).max(dim=1)
         sure = confidence >= c.threshold
         for part, due in portions(int(state.seen), len(images), c.update_every):
             state.memory.add(images[part][sure[part]], labels[part][sure[part]])
             if due and len(state.memory):
-                self._update(state.memory.images)
+                self.replayed("update", self._update, state.memory.images)
         if c.update_every:
             state.seen.add_(len(images)).remainder_(c.update_every)
-        return Prediction(out.logits, out.ood_score, {"remembered": sure})
+        return Prediction(logits, score, {"remembered": sure})
 
-    def _update(self, images: Tensor) -> None:
+    @torch.no_grad()
+    def _look(self, images: Tensor) -> list[Tensor]:
+        out = self.answer(images)
+        return [out.logits, out.ood_score]
+
+    def _update(self, images: Tensor) -> list[Tensor]:
         """One sharpness-aware step on the remembered images."""
         grads = self.gradients(self._loss(images), self.params)
         with perturbed(self.params, grads, self.config.rho):
             grads = self.gradients(self._loss(images), self.params)
         self.state.optimizer.step(grads)
+        return []
 
     def _loss(self, images: Tensor) -> Tensor:
         """Mean entropy, with the authors' guard inside the logarithm."""

@@ -129,7 +129,7 @@ class Stamp(Adapter):
             sure &= label == self.anchor(images).argmax(dim=1)
         memory.add(images[sure], label[sure])
         if len(memory):
-            self._replay(memory.read())
+            self._rehearse(memory.read())
         return Prediction(out.logits, out.ood_score, {**out.details, "remembered": sure})
 
     @torch.no_grad()
@@ -145,18 +145,26 @@ class Stamp(Adapter):
             generator=self.generator,
         )
         parts = chunks(len(crops), self.execution.view_chunk)
-        logits = torch.cat([self.backbone(crops[part]) for part in parts])  # (V B, C)
+        logits = torch.cat(
+            [self.replayed("view", self._logits, crops[part])[0] for part in parts]
+        )  # (V B, C)
         return logits.float().log_softmax(dim=1).view(c.views, len(images), -1)
 
-    def _replay(self, images: Tensor) -> None:
+    def _logits(self, images: Tensor) -> list[Tensor]:
+        return [self.backbone(images)]
+
+    def _rehearse(self, images: Tensor) -> None:
         """One sharpness-aware step on the memory, at the rate of the schedule."""
         scale = self._rate(int(self.state.updates))
         if scale > 0:
-            grads = self.gradients(self._loss(images), self.params)
-            with perturbed(self.params, grads, self.config.rho):
-                grads = self.gradients(self._loss(images), self.params)
+            grads = self.replayed("gradients", self._sharp_gradients, images)
             self.state.sgd.step(grads, scale=scale)
         self.state.updates += 1
+
+    def _sharp_gradients(self, images: Tensor) -> list[Tensor]:
+        grads = self.gradients(self._loss(images), self.params)
+        with perturbed(self.params, grads, self.config.rho):
+            return self.gradients(self._loss(images), self.params)
 
     def _loss(self, images: Tensor) -> Tensor:
         """Self-weighted entropy; the weights are part of what is minimised."""

@@ -90,24 +90,34 @@ class UnifiedEntropy(Adapter):
 
     def step(self, images: Tensor) -> Prediction:
         """Predict, then: ID entropy down, OOD entropy up, the batch's mean prediction spread."""
+        posterior = self._posterior(images)
+        logits, score = self.replayed("learn", self._learn, images, posterior)
+        return Prediction(logits, score, details={"posterior": posterior})
+
+    def _learn(self, images: Tensor, posterior: Tensor) -> list[Tensor]:
+        """Logits (B, C) and scores (B,), then one step with the samples' P(ID) (B,)."""
         c = self.config
         logits = self.backbone(images)
-        posterior = self._posterior(images)
         known, unknown = self.entropies(entropy(logits), posterior)
         marginal = probability_entropy(logits.float().softmax(dim=1).mean(dim=0))
         loss = known - c.ood_weight * unknown - c.marginal_weight * marginal
         self.state.sgd.step(self.gradients(loss, self.params))
-        return Prediction(logits, self._score(logits), details={"posterior": posterior})
+        return [logits, self._score(logits)]
 
     def _posterior(self, images: Tensor) -> Tensor:
         """P(ID) of each sample by the source's features, within this batch: (B,)."""
-        with torch.no_grad():
-            features = self.frozen.trace(images).penultimate.double()  # (B, d); no autocast
-            cosines = functional.normalize(features) @ self.prototypes.T  # (B, C)
-            likeness = unit_range(cosines.max(dim=1).values.float())  # (B,)
+        (cosine,) = self.replayed("cosine", self._cosine, images)
+        likeness = unit_range(cosine)
         if likeness is None:
             return torch.ones(len(images), device=images.device)
         return low_posterior(1 - likeness, seed=self._seed)
+
+    @torch.no_grad()
+    def _cosine(self, images: Tensor) -> list[Tensor]:
+        """To the nearest prototype: (B,)."""
+        features = self.frozen.trace(images).penultimate.double()  # (B, d); no autocast
+        cosines = functional.normalize(features) @ self.prototypes.T  # (B, C)
+        return [cosines.max(dim=1).values.float()]
 
     def _score(self, logits: Tensor) -> Tensor:
         return energy(logits) if self.config.score == "energy" else entropy(logits)
