@@ -4,16 +4,17 @@
 
 Side files (what was seen of every sample) are large, so they are kept for one seed, and with
 ``--rows``, ``--ood`` and ``--severities`` for some cells of it. A line whose side file stays behind
-says so. The plans come along: they say what was asked for. Nothing is computed, and a folder that
-holds results already is refused.
+says so. The plans come along: they say what was asked for. The lines are compressed. Nothing is
+computed, and a folder that holds results already is refused.
 """
 
 import argparse
+import gzip
 import shutil
 from pathlib import Path
 
 from opentta.bench.plans import FOLDER, Place, read_plans
-from opentta.bench.results import SIDE, Record, Store
+from opentta.bench.results import LINES, PACKED, SIDE, Record, Store
 
 MOST = 15_000_000  # bytes of a published store
 
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("--ood", nargs="*", help="OOD sets whose side files are kept")
     parser.add_argument("--severities", type=int, nargs="*")
     args = parser.parse_args()
-    if (args.folder / "results.jsonl").exists():
+    if Store(args.folder).filled:
         raise SystemExit(f"{args.folder} holds results already; remove it first")
     source = Store(args.source, must_exist=True)
     plans = [plan for plan in read_plans(args.source) if plan.kind != "tune"]
@@ -41,6 +42,9 @@ def main() -> None:
         wanted = any(asked(place, args) for place in places.get(record.hash, ()))
         copy(record, source, target, wanted=wanted)
     shutil.copytree(args.source / FOLDER, args.folder / FOLDER)
+    lines = args.folder / LINES
+    (args.folder / PACKED).write_bytes(gzip.compress(lines.read_bytes(), mtime=0))
+    lines.unlink()
     size = sum(path.stat().st_size for path in args.folder.rglob("*") if path.is_file())
     kept = sum(record.has_samples for record in target.read())
     print(f"{len(target.read())} cells, {kept} side files, {size / 1e6:.1f} MB in {args.folder}")

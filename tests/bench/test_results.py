@@ -1,6 +1,7 @@
 """The store: nothing stored is lost, nothing half-written is read, whoever kills whom."""
 
 import fcntl
+import gzip
 import json
 import math
 import os
@@ -216,6 +217,41 @@ def test_a_line_added_by_hand_is_named(tmp_path, line):
     store.append(full_record())
     with (tmp_path / "results.jsonl").open("ab") as file:
         file.write(line + b"\n")
+    with pytest.raises(StoreError, match="line 3"):
+        store.read()
+
+
+def pack(folder):
+    """As tools/publish_results.py does."""
+    lines = folder / "results.jsonl"
+    (folder / "results.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
+    lines.unlink()
+
+
+def test_a_published_store_is_read_and_not_added_to(tmp_path):
+    store = Store(tmp_path)
+    store.append(full_record("a1"), samples_of(5, 0))
+    expected = store.read()
+    pack(tmp_path)
+    assert Store(tmp_path, must_exist=True).read() == expected and store.hashes() == {"a1"}
+    assert len(store.samples("a1")) == 5
+    for write in (lambda: store.append(full_record("b2")), lambda: store.check_writable(free=0)):
+        with pytest.raises(StoreError, match=r"published results.*gunzip .*results.jsonl.gz"):
+            write()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.jsonl.gz", "samples"]
+
+
+def test_a_damaged_published_store_is_named(tmp_path):
+    store = Store(tmp_path)
+    store.append(full_record("a1"))
+    pack(tmp_path)
+    packed = tmp_path / "results.jsonl.gz"
+    whole = packed.read_bytes()
+    for content in (whole[:-9], whole[:40] + b"x" * 40 + whole[80:], b"no gzip"):
+        packed.write_bytes(content)
+        with pytest.raises(StoreError, match=r"results\.jsonl\.gz is damaged"):
+            store.read()
+    packed.write_bytes(gzip.compress(gzip.decompress(whole) + b"hello\n"))
     with pytest.raises(StoreError, match="line 3"):
         store.read()
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from opentta.bench.results import FREE, LINES, Store
+from opentta.bench.results import FREE, Store
 from opentta.errors import OpenttaError
 from opentta.registry import BUILT_IN, ENTRY_POINT_GROUP
 
@@ -268,7 +268,8 @@ def _results(folder: Path) -> Check:
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"\0" * 65536)
-        cells = len(Store(folder).hashes()) if (folder / LINES).exists() else 0
+        store = Store(folder)
+        cells = len(store.hashes()) if store.filled else 0
     except (OSError, OpenttaError) as error:
         return Check(
             "results", "problem", f"{folder}: {_line(error)}", "choose another folder: --results"

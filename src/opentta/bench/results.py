@@ -3,18 +3,21 @@
 A store is a folder: ``results.jsonl`` (a header line, then one JSON line a cell) and
 ``samples/<hash>.npz`` (what was seen of every sample). The side file is complete on disk before
 its line is; a line is complete when it ends in a newline. docs/decisions/results.md says why.
+Published stores have their lines compressed, ``results.jsonl.gz``: to be read, not added to.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -26,6 +29,7 @@ from opentta.errors import ConfigError, DataError
 from opentta.metrics.samples import Array, Samples
 
 LINES, SIDE = "results.jsonl", "samples"
+PACKED = f"{LINES}.gz"
 HEADER = b'{"opentta": "results", "format": 1}\n'
 FREE = 256 * 2**20  # bytes to be free before a run starts: a few cells, not a whole table
 _STALE = 3600.0  # seconds after which an unfinished side file has no writer any more
@@ -142,11 +146,16 @@ class Store:
         self._lines = self.path / LINES
         if self.path.exists() and not self.path.is_dir():
             raise StoreError(f"expected the folder that holds {LINES}, but {path} is a file")
-        if must_exist and not self._lines.exists():
+        if must_exist and not self.filled:
             raise StoreError(
                 f"expected results in {path}, but there is no {LINES}; run a benchmark into this "
                 "folder first, or correct the path"
             )
+
+    @property
+    def filled(self) -> bool:
+        """Whether it holds results, or at least their header."""
+        return self._lines.exists() or (self.path / PACKED).exists()
 
     def read(self) -> list[Record]:
         """One record a cell, in the order in which cells first appeared.
@@ -166,11 +175,9 @@ class Store:
 
     def read_on(self, start: int) -> tuple[list[Record], int]:
         """The records from byte ``start`` on, and the byte behind the last complete line."""
-        if not self._lines.exists():
+        if not self.filled:
             return [], 0
-        with self.explained("read"), self._lines.open("rb") as file:
-            file.seek(start)
-            *lines, last = file.read().split(b"\n")
+        *lines, last = self._content(start).split(b"\n")
         if start == 0 and lines[:1] != [HEADER.strip()]:
             raise StoreError(
                 f"expected a store of results (format 1), but {self._lines} begins with "
@@ -247,6 +254,20 @@ class Store:
             )
         self.hashes()
 
+    def _content(self, start: int) -> bytes:
+        """What is stored, from byte ``start`` on."""
+        with self.explained("read"):
+            if self._lines.exists():
+                with self._lines.open("rb") as file:
+                    file.seek(start)
+                    return file.read()
+            try:
+                return gzip.decompress((self.path / PACKED).read_bytes())[start:]
+            except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+                raise StoreError(
+                    f"{self.path / PACKED} is damaged ({err}); fetch it again"
+                ) from err
+
     def _record(self, line: bytes, place: int) -> Record | None:
         """The record in the line at byte ``place``; nothing where a writer was interrupted."""
         line = line.strip(b"\0")  # a machine that lost power may leave zeros
@@ -256,16 +277,22 @@ class Store:
             torn = line.startswith(_START) or _START.startswith(line)
             if torn and isinstance(err, (json.JSONDecodeError, UnicodeDecodeError)):
                 return None
-            number = self._lines.read_bytes()[:place].count(b"\n") + 1
+            number = self._content(0)[:place].count(b"\n") + 1
             raise StoreError(
                 f"line {number} of {self._lines} is no stored cell: {line[:40]!r}; remove it"
             ) from err
 
     def _prepare(self) -> None:
         """The folders and the header; the file appears with its header, never empty."""
-        (self.path / SIDE).mkdir(parents=True, exist_ok=True)
         if self._lines.exists():
+            (self.path / SIDE).mkdir(parents=True, exist_ok=True)
             return
+        if self.filled:
+            raise StoreError(
+                f"{self.path} holds published results, whose lines are compressed; choose another "
+                f"folder, or unpack them first: gunzip {self.path / PACKED}"
+            )
+        (self.path / SIDE).mkdir(parents=True, exist_ok=True)
         draft = self._draft("header")
         try:
             files.write_bytes(draft, HEADER)

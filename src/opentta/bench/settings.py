@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,12 +63,12 @@ def _repeatable(on: bool, *, tf32: bool = False) -> Iterator[None]:
     lenient = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, False, tf32
     torch.use_deterministic_algorithms(True)
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    # a tenth of a step on a small model, for values that nothing here reads
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    filling: Any = torch.utils.deterministic  # what it has is not declared
+    filled = filling.fill_uninitialized_memory
+    filling.fill_uninitialized_memory = False  # a tenth of a small model's step, read by nobody
     try:
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        filling.fill_uninitialized_memory = filled
         cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = flags
         torch.use_deterministic_algorithms(before, warn_only=lenient)

@@ -158,12 +158,12 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     from opentta.bench.plans import CLEAN
     from opentta.bench.presets import plan_of, presets
     from opentta.bench.progress import duration
-    from opentta.bench.results import LINES, Store
+    from opentta.bench.results import Store
     from opentta.bench.weights import NOT_LOOKED_UP
 
     console = make_console()
     store = Store(results)
-    records = store.read() if (results / LINES).exists() else []
+    records = store.read() if store.filled else []
     stored = {record.hash for record in records if record.ok}
     for cell in cells:
         mark = "stored" if cell.hash in stored else "to run"
