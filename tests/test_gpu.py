@@ -184,3 +184,11 @@ def test_a_step_that_reads_back_is_told_apart(batch):
         adapter(batch)
     torch.cuda.synchronize()
     assert torch.isfinite(build("tent")(batch).logits).all()  # the device goes on
+
+
+def test_in_half_precision_the_second_pass_sees_the_modules_as_they_stepped(batch):
+    def second_pass(rate):
+        fields = {"predict_from": "second", "lr_affine": rate, "margin": 0.9, "rho": 0.0}
+        return build("ladder_affine", precision="bfloat16", **fields)(batch).logits
+
+    assert not torch.equal(second_pass(0.0), second_pass(1.0))
