@@ -1,5 +1,7 @@
 """The arithmetic of a cell: asked for by name, switched on for it alone, put back afterwards."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from opentta.bench.presets import load_preset
 from opentta.bench.settings import settings
 from opentta.bench.start import make_adapter
 from opentta.bench.weights import load_model
+from opentta.cli.bench import Bench
 from opentta.datasets.catalog import open_stream
 from opentta.errors import ConfigError, UnknownNameError
 
@@ -22,6 +25,7 @@ def flags():
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
+        "filled": torch.utils.deterministic.fill_uninitialized_memory,
     }
 
 
@@ -30,6 +34,7 @@ def put(value):
     torch.backends.cudnn.benchmark = value
     torch.backends.cuda.matmul.allow_tf32 = value
     torch.use_deterministic_algorithms(value, warn_only=value)
+    torch.utils.deterministic.fill_uninitialized_memory = value
 
 
 @pytest.fixture(params=[False, True], ids=["all off", "all on"])
@@ -43,6 +48,7 @@ def before(request, monkeypatch):
     torch.backends.cudnn.benchmark = saved["cudnn.benchmark"]
     torch.backends.cuda.matmul.allow_tf32 = saved["matmul.allow_tf32"]
     torch.use_deterministic_algorithms(saved["deterministic"], warn_only=saved["warn_only"])
+    torch.utils.deterministic.fill_uninitialized_memory = saved["filled"]
 
 
 @pytest.mark.parametrize("precision", ["full", "tf32", "bfloat16"])
@@ -52,7 +58,7 @@ def test_a_cell_on_a_gpu_multiplies_as_it_asks_and_repeats_its_results(bench, be
     low = precision == "tf32"
     assert inside["cudnn.allow_tf32"] is low and inside["matmul.allow_tf32"] is low
     assert inside["deterministic"] and not inside["warn_only"]
-    assert not inside["cudnn.benchmark"]
+    assert not inside["cudnn.benchmark"] and not inside["filled"]
     assert flags() == before
 
 
@@ -87,7 +93,8 @@ def test_another_precision_is_another_cell(bench):
 def test_tf32_is_no_autocast_of_the_method(bench):
     cell = bench.cell(device="cuda", precision="tf32")
     stream = open_stream(cell.stream, bench.root)
-    adapter = make_adapter(cell, load_model(cell.weights), stream, bench.where)
+    plain = replace(bench.where, graph=False)  # there is no GPU to record on
+    adapter = make_adapter(cell, load_model(cell.weights), stream, plain)
     assert adapter.execution.precision == "full"
 
 
@@ -98,3 +105,32 @@ def test_a_preset_is_run_in_tf32_when_that_is_asked_for():
     assert [cell.precision for cell in cells] == ["tf32"]
     with pytest.raises(ConfigError, match="tf32"):
         expand(preset, download=False, device="cpu", precision="tf32", **asked)
+
+
+@pytest.mark.parametrize(
+    "device, wanted, graph",
+    [
+        ("cuda", True, True),
+        ("cuda", False, False),
+        ("cpu", True, False),
+    ],
+)
+def test_steps_are_recorded_on_a_gpu_unless_told_otherwise(
+    bench, monkeypatch, device, wanted, graph
+):
+    given = {}
+
+    def adapt(model, method, **fields):
+        given.update(fields)
+        raise ZeroDivisionError  # what follows needs a GPU
+
+    monkeypatch.setattr("opentta.bench.start.adapt", adapt)
+    cell = bench.cell(device=device)
+    stream = open_stream(cell.stream, bench.where.root)
+    with pytest.raises(ZeroDivisionError):
+        make_adapter(cell, None, stream, replace(bench.where, graph=wanted))
+    assert given["graph"] is graph
+
+
+def test_the_command_can_leave_recording_out():
+    assert Bench().where().graph and not Bench(graph=False).where().graph

@@ -70,13 +70,13 @@ class Replay:
 def record(
     name: str, part: Part, inputs: Sequence[Tensor], generator: torch.Generator | None
 ) -> Tape:
-    """Record ``part`` without running it: no tensor that is there already changes."""
+    """Record ``part``, which has at least one input, without running it: nothing changes yet."""
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
     own = [t.detach().clone() for t in inputs]
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.device(own[0].device), torch.cuda.graph(graph):
             outputs = [t.detach() for t in part(*own)]
     except RuntimeError as error:
         raise ConfigError(
