@@ -1,4 +1,4 @@
-"""A recording on a CPU that behaves as a CUDA graph does: the same operations on the same memory.
+"""A recording on a CPU that plays back as a CUDA graph does: the same operations, the same memory.
 
 Every operation that torch runs is noted with its arguments. Playing back runs them again, in
 order, into the tensors that they filled the first time. Python is not run again, so a part that
@@ -13,7 +13,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from opentta.methods.replay import Tape
 from opentta.methods.snapshot import flatten
 
-READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+aten = torch.ops.aten
+READS = {  # not all there are: what a GPU refuses to record only a GPU knows
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.equal.default,
+}
 
 
 class Notes(TorchDispatchMode):
@@ -24,7 +31,10 @@ class Notes(TorchDispatchMode):
         self.lines = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in READS:
+        masks = func is aten.index.Tensor and any(
+            i is not None and i.dtype == torch.bool for i in args[1]
+        )
+        if func in READS or masks:
             raise RuntimeError(f"{func} reads a value back to the host")
         given = aliases((args, kwargs or {}))
         out = func(*args, **(kwargs or {}))

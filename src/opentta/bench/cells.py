@@ -155,7 +155,7 @@ class Where:
     root: str = ""  # folder of the data sets; nothing for what the package ships
     cache: str | None = None  # folder of prepared pixels
     workers: int = 0  # processes that decode images, a cell
-    graph: bool = True  # on a GPU, record steps and play them back: the same kernels, sooner
+    graph: bool = True  # on a GPU, play the library's methods back from recordings: sooner
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def forward_seconds(
     """
     watch, replay = Stopwatch(images.device), Replay()
     warm, counted = (5, 10) if images.device.type == "cuda" else (1, 3)
-    with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=low):
+    half = torch.autocast(images.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
+    with torch.no_grad(), half:
         for _ in range(warm + counted):
             watch.start()
             if graph:

@@ -86,7 +86,7 @@ class Record:
     counts: dict[str, int] = field(default_factory=dict)  # id, ood, skipped
     device: str = ""
     precision: str = ""
-    graph: bool = False  # steps were recorded as CUDA graphs: cost and seconds are those of replays
+    graph: bool = False  # steps, or parts of them, and the plain forward were played back
     threads: int | None = None
     host: str = ""
     started: str = ""  # UTC, ISO 8601
@@ -153,6 +153,11 @@ class Store:
             )
 
     @property
+    def _file(self) -> Path:
+        """What is read."""
+        return self._lines if self._lines.exists() else self.path / PACKED
+
+    @property
     def filled(self) -> bool:
         """Whether it holds results, or at least their header."""
         return self._lines.exists() or (self.path / PACKED).exists()
@@ -180,7 +185,7 @@ class Store:
         *lines, last = self._content(start).split(b"\n")
         if start == 0 and lines[:1] != [HEADER.strip()]:
             raise StoreError(
-                f"expected a store of results (format 1), but {self._lines} begins with "
+                f"expected a store of results (format 1), but {self._file} begins with "
                 f"{[*lines, last][0][:40]!r}; pass a folder that a benchmark of this version wrote"
             )
         records = []
@@ -262,11 +267,9 @@ class Store:
                     file.seek(start)
                     return file.read()
             try:
-                return gzip.decompress((self.path / PACKED).read_bytes())[start:]
+                return gzip.decompress(self._file.read_bytes())[start:]
             except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-                raise StoreError(
-                    f"{self.path / PACKED} is damaged ({err}); fetch it again"
-                ) from err
+                raise StoreError(f"{self._file} is damaged ({err}); fetch it again") from err
 
     def _record(self, line: bytes, place: int) -> Record | None:
         """The record in the line at byte ``place``; nothing where a writer was interrupted."""
@@ -279,7 +282,8 @@ class Store:
                 return None
             number = self._content(0)[:place].count(b"\n") + 1
             raise StoreError(
-                f"line {number} of {self._lines} is no stored cell: {line[:40]!r}; remove it"
+                f"line {number} of {self._file} is no stored cell: {line[:40]!r}; "
+                f"{'remove it' if self._lines.exists() else 'fetch the file again'}"
             ) from err
 
     def _prepare(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from opentta import assets
+from opentta import assets, registry
 from opentta.bench.cells import EMBEDDED, Cell, Where
 from opentta.bench.measure import forward_seconds
 from opentta.datasets.catalog import open_stream
@@ -26,7 +26,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         classes=stream.class_indices,
         seed=cell.seed,
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
-        graph=where.graph and cell.device == "cuda",
+        graph=where.graph and cell.device == "cuda" and cell.method in registry.BUILT_IN,
         **cell.fields,
     )
     if not adapter.needs_source:

@@ -60,7 +60,7 @@ class Running:
     """Processes that decode images, a cell."""
 
     graph: bool = True
-    """On a GPU, record a step as a CUDA graph and play it back: the same numbers, sooner."""
+    """On a GPU, record the library's methods as CUDA graphs: the same numbers, sooner."""
 
     def where(self) -> Where:
         """What the runner needs to find the data."""

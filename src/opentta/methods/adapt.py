@@ -56,18 +56,18 @@ def adapt(
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)
-        if backbone.device.type == "cpu":
-            _refuse_gpu_options(execution)
+        _refuse_gpu_options(execution, backbone.device)
         return cls(backbone, config, seed=seed, execution=execution)
 
 
-def _refuse_gpu_options(execution: Execution) -> None:
-    """Options that mean nothing on a CPU."""
+def _refuse_gpu_options(execution: Execution, device: torch.device) -> None:
+    """Options that mean nothing where the model lies."""
+    refused = {"precision": device.type == "cpu", "graph": device.type != "cuda"}
     plain = Execution()
-    for name in ("precision", "graph"):
+    for name, here in refused.items():
         value = getattr(execution, name)
-        if value != getattr(plain, name):
+        if here and value != getattr(plain, name):
             raise ConfigError(
-                f"{name}={value!r} is for a GPU, but the model lies on the CPU; "
+                f"{name}={value!r} is for a GPU, but the model lies on {device}; "
                 "leave it out, or move the model first with model.to('cuda')"
             )

@@ -45,13 +45,17 @@ class Adapter(ABC):
 
     In ``step``, ``self.valid`` (a bool scalar on the model's device) is false when the batch has a
     bad image: no tensor may then change. Methods that set ``synchronises`` need not look at it.
+
+    With ``graph=True`` Python runs ``step`` for the first batches only: it is then played back as a
+    CUDA graph. So what changes along the stream must be a tensor of the state, changed in place; a
+    method with a counter, a schedule or draws of the host sets ``synchronises``.
     """
 
     name: ClassVar[str] = ""  # given by @register
     version: ClassVar[int] = 1  # raised when a change of the code changes results
     Config: ClassVar[type] = NoConfig
     needs_source: bool = False  # wants fit_source before it can run; may depend on the config
-    synchronises: ClassVar[bool] = False  # reads values back to the host in step
+    synchronises: ClassVar[bool] = False  # step needs the host: reads back, counts, draws there
     bibtex: ClassVar[str] = ""
 
     def __init__(self, backbone: Backbone, config: Any, *, seed: int, execution: Execution) -> None:
@@ -63,7 +67,7 @@ class Adapter(ABC):
         self._seed = seed
         self.generator = torch.Generator(device=backbone.device).manual_seed(seed)
         self._replay = Replay(self.generator)
-        self._detail_names: tuple[str, ...] = ()
+        self._detail_names: dict[torch.Size, tuple[str, ...]] = {}
         self.build()
         self.extras.to(device=backbone.device, dtype=backbone.dtype).requires_grad_(False)
         self.params: list[nn.Parameter] = list(self.parameters())
@@ -124,9 +128,8 @@ class Adapter(ABC):
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             if self.execution.graph and not self.synchronises:
                 logits, score, *details = self._replay("step", self._parts, images)
-                return Prediction(
-                    logits, score, dict(zip(self._detail_names, details, strict=True))
-                )
+                names = self._detail_names[images.shape]
+                return Prediction(logits, score, dict(zip(names, details, strict=True)))
             return self._whole(images)
 
     @final
@@ -135,7 +138,7 @@ class Adapter(ABC):
         self.check()
         check_form(images, self.backbone)
         check_values(images)
-        with torch.no_grad(), self._precision():
+        with torch.inference_mode(False), torch.no_grad(), self._precision():
             out = self._answered(images)
         return _finished(out, None)
 
@@ -198,13 +201,15 @@ class Adapter(ABC):
 
     @final
     def replayed(self, name: str, part: Part, *inputs: Tensor) -> list[Tensor]:
-        """``part(*inputs)``, a list of tensors; with ``graph`` recorded once and played back.
+        """``part(*inputs)``, a list of tensors without gradients; with ``graph`` played back.
 
         For a method that ``synchronises``: what lies between two reads of its step. All others
         are recorded as a whole. A part changes tensors in place, and depends on no number of the
         host that changes along the stream.
         """
-        return self._replay(name, part, *inputs) if self.execution.graph else list(part(*inputs))
+        if self.execution.graph and self.synchronises:
+            return self._replay(name, part, *inputs)
+        return [t.detach() for t in part(*inputs)]
 
     @final
     def recover(self, where: Tensor) -> None:
@@ -238,7 +243,7 @@ class Adapter(ABC):
     def _parts(self, images: Tensor) -> list[Tensor]:
         """The same as a list of tensors, to be recorded; the names of the details are kept."""
         out = self._whole(images)
-        self._detail_names = tuple(out.details)
+        self._detail_names[images.shape] = tuple(out.details)
         return [out.logits, out.ood_score, *out.details.values()]
 
     def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -246,7 +251,7 @@ class Adapter(ABC):
         if self.execution.strict or images.device.type == "cpu":
             return images, None
         bad = bad_images(images)  # (B,)
-        self.valid = ~bad.any()
+        self.valid.copy_(~bad.any())
         self._faults += bad.sum()
         return torch.where(bad[:, None, None, None], 0.0, images), bad
 

@@ -1,19 +1,22 @@
 """A function recorded once as a CUDA graph and played back after: no launch is paid for twice.
 
 On a small model a step is bound by the host, which launches thousands of kernels one by one. A
-recording is launched as a whole. It repeats the same kernels on the same memory, so it may only
-read and change tensors that stay where they are: parameters, state and the copies of its inputs.
+recording is launched as a whole. It repeats the same kernels on the same memory: it may only read
+and change tensors that stay where they are (parameters, state, the copies of its inputs), and a
+number of the host is in it as it was when it was recorded.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opentta.errors import ConfigError
+from opentta.errors import ConfigError, OpenttaError
 
 WARM = 3  # calls of one kind that run as they are, so that every library is set up
 MOST = 8  # recordings kept, as each holds its memory; further shapes run as they are
@@ -35,6 +38,7 @@ class Replay:
     """Calls parts of a step; a part that was called ``WARM`` times with one shape is recorded.
 
     ``generator`` is the one that the parts draw from, if any: a replay draws on, as a call would.
+    What a part gives has no gradient, recorded or not.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -52,13 +56,12 @@ class Replay:
 
     def __call__(self, name: str, part: Part, *inputs: Tensor) -> list[Tensor]:
         """``part(*inputs)``; ``name`` tells the parts of a step apart."""
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        key = (name, modes, *((t.shape, t.dtype) for t in inputs))
+        key = (name, torch.is_grad_enabled(), *((t.shape, t.dtype) for t in inputs))
         tape = self._tapes.get(key)
         if tape is None:
             self._calls[key] += 1
             if self._calls[key] <= WARM or len(self._tapes) >= MOST:
-                return list(part(*inputs))
+                return [t.detach() for t in part(*inputs)]
             tape = self._tapes[key] = record(name, part, inputs, self._generator)
         with torch.no_grad():
             for own, given in zip(tape.inputs, inputs, strict=True):
@@ -70,18 +73,43 @@ class Replay:
 def record(
     name: str, part: Part, inputs: Sequence[Tensor], generator: torch.Generator | None
 ) -> Tape:
-    """Record ``part``, which has at least one input, without running it: nothing changes yet."""
+    """Record ``part``, which has at least one input, without running it: nothing changes yet.
+
+    Other threads may go on using the GPU meanwhile.
+    """
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
     own = [t.detach().clone() for t in inputs]
+    side = _side_stream(own[0].device)
     try:
-        with torch.cuda.device(own[0].device), torch.cuda.graph(graph):
+        with (
+            torch.cuda.stream(side),  # so that this stream is left again if recording fails
+            torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
+        ):
             outputs = [t.detach() for t in part(*own)]
+    except (torch.OutOfMemoryError, OpenttaError):
+        raise
     except RuntimeError as error:
+        _free_generators(own[0].device, generator)
+        cause = str(error.__context__ or error).splitlines()[0]
         raise ConfigError(
-            f"graph=True: {name} cannot be recorded ({str(error).splitlines()[0]}). A part that is "
-            "recorded may not read a value back to the host; leave graph out, or, in a method of "
-            "your own, set synchronises = True"
+            f"graph=True: {name} cannot be recorded ({cause}). What is recorded may not read a "
+            "value back to the host. Leave graph out (opentta bench: --no-graph), or, in a method "
+            "of your own, set synchronises = True"
         ) from error
     return Tape(own, outputs, graph.replay)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Where everything on a device is recorded; torch's own choice is one for all devices."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _free_generators(device: torch.device, generator: torch.Generator | None) -> None:
+    """A recording that failed may leave generators waiting for its end: start them from there."""
+    for each in (torch.cuda.default_generators[device.index or 0], generator):
+        with suppress(RuntimeError, AttributeError):
+            if each is not None:
+                each.graphsafe_set_state(each.clone_state())

@@ -19,7 +19,7 @@ class ReportCommand:
     """
 
     results: Annotated[Positional[Path], tyro.conf.arg(metavar="RESULTS")]
-    """Folder that a benchmark wrote: the one that holds results.jsonl."""
+    """Folder that a benchmark wrote: the one that holds results.jsonl, or published ones."""
 
     out: Path | None = None
     """Folder to write to. Left out: RESULTS/report."""
