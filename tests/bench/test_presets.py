@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from opentta import registry
+from opentta.bench.cells import Weights
 from opentta.bench.expand import AS_PUBLISHED
 from opentta.bench.paper import paper_settings, paper_table
 from opentta.bench.plans import Plan
 from opentta.bench.presets import expand, load_preset, plan_of, presets
+from opentta.bench.results import Store
 from opentta.config import make_config
 from opentta.datasets.corruptions import CORRUPTIONS
 from opentta.errors import ConfigError
@@ -335,3 +337,33 @@ def test_the_page_lists_the_presets_with_their_cells():
     listed = {name: int(count.replace(",", "")) for name, count in rows}
     assert set(OURS) <= set(listed) <= set(presets())
     assert listed == {name: len(whole(name)) for name in listed}
+
+
+def test_a_field_that_came_later_is_in_the_hash_only_where_it_is_used(bench):
+    plain = bench.cell(method="ladder_affine")
+    same = bench.cell(method="ladder_affine", fields={"measure": "entropy"})
+    other = bench.cell(method="ladder_affine", fields={"measure": "spread"})
+    assert plain.hash == same.hash != other.hash
+    assert "measure" not in plain.describe()["config"]
+    assert other.describe()["config"]["measure"] == "spread"
+
+
+@pytest.mark.parametrize(
+    "store, name, count, asked",
+    [
+        ("imagenet-mini", "imagenet-mini", 1048, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-choices", 105, {"precision": "tf32"}),
+        ("embedded", "mini-full", 3150, {}),
+    ],
+)
+def test_published_results_are_those_of_the_preset_of_today(store, name, count, asked):
+    folder = Path(__file__).resolve().parents[2] / "docs" / "results" / store
+    stored = {record.hash: record for record in Store(folder, must_exist=True).read()}
+    preset = load_preset(name)
+    tag = next(r for r in stored.values() if r.weights_tag in preset.grid.backbones)
+    weights = Weights(tag.weights_tag, tag.weights_hash)
+    cells = [
+        replace(cell, weights=weights)
+        for cell in expand(preset, device="cuda", download=False, **asked)
+    ]
+    assert sum(cell.hash in stored for cell in cells) == count

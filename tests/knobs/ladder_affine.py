@@ -47,4 +47,5 @@ KNOBS = {
     "known_quantile": ({}, 0.5, 0.2),
     "known_weight": ({}, 1.0, 0.0),
     "window": ({}, 640, 9),
+    "measure": ({}, "entropy", "spread"),
 }

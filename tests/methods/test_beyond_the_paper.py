@@ -13,7 +13,7 @@ import opentta
 from opentta.bench.presets import load_preset, presets
 from opentta.errors import ConfigError
 from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffineConfig
-from opentta.methods.losses import entropy, fused_entropy
+from opentta.methods.losses import entropy, fused_entropy, spread
 from opentta.models import wrap
 from opentta.models.affine import AttentionAffine
 from opentta.models.ladder import Ladder
@@ -29,9 +29,13 @@ def make(model=None, **fields):
 # The paper's own method -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", PUBLISHED)
+@pytest.mark.parametrize("field", [name for name in PUBLISHED if name != "measure"])
 def test_every_published_field_differs_from_the_default(field):
     assert getattr(LadderAffineConfig(), field) != PUBLISHED[field]
+
+
+def test_a_measure_that_a_preset_chooses_does_not_reach_the_published_rows():
+    assert PUBLISHED["measure"] == LadderAffineConfig().measure == "entropy"
 
 
 def test_the_papers_presets_state_exactly_the_published_fields():
@@ -54,6 +58,13 @@ def test_a_row_called_published_is_the_published_method():
 def h_of(logits):
     p = logits.softmax(1)
     return -(p * p.log()).sum(1)
+
+
+def doubt_of(logits, c):
+    if c.measure == "entropy":
+        return h_of(logits / c.temperature)
+    apart = logits - logits.mean(1, keepdim=True)
+    return -torch.linalg.vector_norm(apart, ord=4, dim=1) / logits.shape[1] ** 0.25
 
 
 def weighted(h, detach):
@@ -84,7 +95,7 @@ class Reference:
             [{"params": psi, "lr": c.lr_psi}, {"params": hln, "lr": c.lr_ladder}],
             momentum=c.momentum,
         )
-        self.past = []  # tempered entropies, as floats
+        self.past = []  # doubts, as floats
         self.counts = [0.0] * b.classes
         self.shares = []  # of reliable, unknown and known samples, a batch
 
@@ -115,10 +126,10 @@ class Reference:
             loss = loss + weighted(h[reliable], c.detach_weights) * int(reliable.sum()) / len(h)
             loss = loss + c.diversity * (raw.softmax(1) * self.lean()).sum(1).mean()
         if unknown.any():
-            tempered = h_of(ood / c.temperature)
-            loss = loss - weight * tempered[unknown].mean()
+            doubt = doubt_of(ood, c)
+            loss = loss - weight * doubt[unknown].mean()
             if known.any():
-                loss = loss + weight * c.known_weight * tempered[known].mean()
+                loss = loss + weight * c.known_weight * doubt[known].mean()
         return loss
 
     def __call__(self, images):
@@ -127,12 +138,12 @@ class Reference:
         for p in self.params:
             p.grad = None
         raw, logits, ood, features = self.forward(images)
-        h, tempered = h_of(logits), h_of(logits / c.temperature).detach()
-        self.past = (self.past + tempered.tolist())[-c.window :]
+        h, doubt = h_of(logits), doubt_of(logits, c).detach()
+        self.past = (self.past + doubt.tolist())[-c.window :]
         stream = torch.tensor(self.past)
         reliable = h < limit
-        unknown = tempered > torch.quantile(stream, c.ood_quantile)
-        known = tempered < torch.quantile(stream, c.known_quantile)
+        unknown = doubt > torch.quantile(stream, c.ood_quantile)
+        known = doubt < torch.quantile(stream, c.known_quantile)
         self.shares.append([m.float().mean().item() for m in (reliable, unknown, known)])
         count = features[0].shape[1]
         sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
@@ -162,6 +173,9 @@ class Reference:
         seen = raw.detach().softmax(1).sum(0).tolist()
         keep = c.balance_average ** (len(images) / 32)
         self.counts = [keep * n + s for n, s in zip(self.counts, seen, strict=True)]
+        if c.measure == "spread":
+            score = c.alpha * doubt_of(logits, c) + (1 - c.alpha) * doubt_of(ood, c)
+            return logits.detach(), score.detach()
         p = c.alpha * (logits / c.temperature).softmax(1)
         p = p + (1 - c.alpha) * (ood / c.temperature).softmax(1)
         return logits.detach(), -(p * p.log()).sum(1).detach()
@@ -169,8 +183,8 @@ class Reference:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": 9, "lambda2": 0.5}, {"window": 9, "margin": 0.0}],
-    ids=["default", "small window, strong second pass", "none reliable"],
+    [{}, {"window": 9, "lambda2": 0.5}, {"window": 9, "margin": 0.0}, {"measure": "spread"}],
+    ids=["default", "small window, strong second pass", "none reliable", "spread"],
 )
 def test_a_default_step_is_what_the_fields_say(changes, model):
     """Counts and window reach over batches, so there are four; a small window drops values."""
@@ -211,6 +225,29 @@ def test_the_score_is_the_fused_entropy_of_the_tempered_logits(temperature, mode
     by_alpha = out.details["ood_score_by_alpha"]
     assert torch.allclose(by_alpha[:, 0], entropy(other), atol=1e-5)
     assert torch.allclose(by_alpha[:, 10], entropy(cool), atol=1e-5)
+
+
+def test_the_score_may_be_how_little_the_logits_stand_apart(model, images):
+    adapter = make(model, start="mean", measure="spread", alpha=0.25, **STILL)
+    b = wrap(model)
+    with torch.no_grad():
+        trace = b.trace(images)
+        ood = b.classify(torch.stack(trace.class_tokens).mean(0))
+    out = adapter(images)
+    expected = 0.25 * spread(trace.logits) + 0.75 * spread(ood)
+    assert torch.allclose(out.ood_score, -expected, atol=1e-5)
+    by_alpha = out.details["ood_score_by_alpha"]
+    assert by_alpha.shape == (6, 11)
+    assert torch.allclose(by_alpha[:, 0], -spread(ood), atol=1e-5)
+    assert torch.allclose(by_alpha[:, 10], -spread(trace.logits), atol=1e-5)
+
+
+def test_the_spread_grows_with_the_logits_and_sees_no_shift():
+    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(spread(3 * logits + 5), 3 * spread(logits), atol=1e-5)
+    flat = torch.zeros(1, 7, requires_grad=True)
+    (grad,) = torch.autograd.grad(spread(flat).sum(), flat)
+    assert torch.equal(grad, torch.zeros(1, 7))  # nothing stands out: no direction, and no NaN
 
 
 def test_temperature_changes_scores_but_no_class(model, images):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from functools import cached_property
 from typing import Any
 
@@ -95,10 +96,14 @@ class Cell:
 
     def describe(self) -> dict[str, Any]:
         """What is hashed and stored: plain values only."""
+        method = registry.method(self.method)
+        new = {f.name: f.default for f in fields_of(method.Config) if f.metadata.get("added")}
+        config = self.config
         description = {
             "method": self.method,
-            "version": registry.method(self.method).version,
-            "config": self.config,
+            "version": method.version,
+            # a field that came later is told where it is used: older results keep their hash
+            "config": {k: v for k, v in config.items() if k not in new or v != new[k]},
             "backbone": self.weights.name,
             "weights": self.weights.hash,
             "stream": self.stream.to_dict(),

@@ -35,6 +35,7 @@ from opentta.methods.losses import (
     masked_mean,
     ood_loss,
     self_weighted_entropy,
+    spread,
     wide,
 )
 from opentta.methods.optim import Sgd, running_mean_
@@ -254,7 +255,7 @@ class LadderAffine(Adapter):
         on = self.valid & (c.ladder != "off")
         if c.ood_quantile == 0:
             return (seen.h > c.ood_margin * math.log(self.backbone.classes)) & on, reliable & on
-        h = entropy(seen.logits.detach() / c.temperature).float()
+        h = self._doubt(seen.logits.detach()).float()
         recent.push(h, where=on & h.isfinite().all())
         unknown = h > recent.quantile(c.ood_quantile)
         return unknown & on, (h < recent.quantile(c.known_quantile)) & on
@@ -262,7 +263,7 @@ class LadderAffine(Adapter):
     def _ood_loss(self, seen: Pass, unknown: Tensor, known: Tensor) -> Tensor:
         """L_OOD, and with ``known_weight`` the opposite for known samples."""
         c = self.config
-        h = entropy(seen.ood_logits / c.temperature)
+        h = self._doubt(seen.ood_logits)
         loss = ood_loss(h, unknown)
         if c.known_weight > 0:
             loss = loss + c.known_weight * masked_mean(h, known) * unknown.any()
@@ -281,7 +282,20 @@ class LadderAffine(Adapter):
         return collapsed
 
     def _prediction(self, shown: Pass, details: dict[str, Tensor]) -> Prediction:
-        c, logits = self.config, shown.logits.detach()
-        cool, ood = logits / c.temperature, shown.ood_logits.detach() / c.temperature
-        details["ood_score_by_alpha"] = fused_entropy(cool, ood, self._grid).T  # (B, 11)
-        return Prediction(logits, fused_entropy(cool, ood, c.alpha), details)
+        logits, ood = shown.logits.detach(), shown.ood_logits.detach()
+        details["ood_score_by_alpha"] = self._score(logits, ood, self._grid).T  # (B, 11)
+        return Prediction(logits, self._score(logits, ood, self.config.alpha), details)
+
+    def _score(self, logits: Tensor, ood: Tensor, alpha: float | Tensor) -> Tensor:
+        """Eqns. 5 and 6, or a mean of both doubts: two (B, C) -> (B,), or (11, B) of the grid."""
+        c = self.config
+        if c.measure == "entropy":
+            return fused_entropy(logits / c.temperature, ood / c.temperature, alpha)
+        share = alpha[..., 0] if isinstance(alpha, Tensor) else alpha  # (11, 1), or a number
+        return share * self._doubt(logits) + (1 - share) * self._doubt(ood)
+
+    def _doubt(self, logits: Tensor) -> Tensor:
+        """How unsure a prediction is: (B, C) -> (B,)."""
+        if self.config.measure == "spread":
+            return -spread(logits)
+        return entropy(logits / self.config.temperature)

@@ -5,7 +5,7 @@ Reasons and measurements stand in docs/methods/ladder_affine.md.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opentta.config import check_range
@@ -66,6 +66,9 @@ class LadderAffineConfig:
     known_quantile: float = 0.5  # known: below this one, where there is an ood_quantile
     known_weight: float = 1.0  # of the known samples in L_OOD: the ladder is to be sure of them
     window: int = 640  # samples behind the quantiles
+    # How unsure a prediction is, in L_OOD, its thresholds and the score: entropy at the
+    # temperature, or how little the logits stand apart. Best chosen with alpha.
+    measure: Literal["entropy", "spread"] = field(default="entropy", metadata={"added": True})
 
     def __post_init__(self) -> None:
         """Quantiles are shares, a temperature divides, a window holds something."""
@@ -90,5 +93,6 @@ PUBLISHED: Mapping[str, Any] = {
     "temperature": 1.0,
     "ood_quantile": 0.0,
     "known_weight": 0.0,
+    "measure": "entropy",
 }
 """Fields of the method as the paper has it: ``adapt(model, "ladder_affine", **PUBLISHED)``."""

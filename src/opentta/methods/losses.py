@@ -59,6 +59,21 @@ def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> T
     return ((weight.detach() if detach else weight) * h).sum()
 
 
+def spread(logits: Tensor) -> Tensor:
+    """(mean_c (l_c - mean l)^4)^(1/4): how far the logits stand apart, (B, C) -> (B,).
+
+    High where a class stands out. Entropy at a high temperature is the same with a square; the
+    fourth power lets the largest logits count alike with eight classes and with a thousand.
+
+    Example:
+        >>> spread(torch.tensor([[0.0, 0.0], [3.0, -3.0]]))
+        tensor([0.0010, 3.0000])
+    """
+    apart = wide(logits)
+    apart = apart - apart.mean(dim=1, keepdim=True)
+    return apart.pow(4).mean(dim=1).clamp_min(1e-12).pow(0.25)
+
+
 def ood_loss(h_ood: Tensor, mask: Tensor) -> Tensor:
     """L_OOD = -mean over masked samples of the OOD branch's entropy; (B,), (B,) bool -> ()."""
     return -masked_mean(h_ood, mask)
