@@ -59,7 +59,7 @@ def graphed(adapter, monkeypatch):
 
 @pytest.mark.parametrize("method, fields", VARIANTS, ids=str)
 def test_a_replayed_run_is_the_run(method, fields, monkeypatch):
-    stream = [*batches(16), *batches(1, size=4), *batches(4, seed=8)]
+    stream = [*batches(10), *batches(1, size=4), *batches(2, seed=8)]
     make = Maker(method)
     plain = make(**fields)
     expected = [plain(images) for images in stream]
