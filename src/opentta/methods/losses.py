@@ -66,8 +66,8 @@ def spread(logits: Tensor) -> Tensor:
     fourth power lets the largest logits count alike with eight classes and with a thousand.
 
     Example:
-        >>> spread(torch.tensor([[0.0, 0.0], [3.0, -3.0]]))
-        tensor([0.0010, 3.0000])
+        >>> spread(torch.tensor([[1.0, -1.0], [3.0, -3.0]]))
+        tensor([1., 3.])
     """
     apart = wide(logits)
     apart = apart - apart.mean(dim=1, keepdim=True)
