@@ -28,7 +28,7 @@ def tool(monkeypatch):
         return module
 
     yield run
-    for name in ("publish_results", "ship_results", "make_assets"):
+    for name in ("publish_results", "ship_results", "make_assets", "against_source"):
         sys.modules.pop(name, None)
 
 
@@ -82,3 +82,17 @@ def test_results_go_into_the_package_only_if_they_are_of_its_backbone(tmp_path, 
     plans, records = read_shipped((home / "results.json.gz").read_bytes())
     assert manifest["results.json.gz"]["bytes"] == (home / "results.json.gz").stat().st_size
     assert plans[0].published and len(records) == 1
+
+
+def test_rows_are_held_against_the_source_model(tmp_path, tool, capsys):
+    cells = places(rows=("source", "sar"), oods=("textures",), corruptions=("fog", "snow"))
+    store = make_store(tmp_path / "store", cells, preset="mine")
+    acc = {(r.cell["method"], r.hash): r.metrics["acc"] for r in Store(store).read()}
+    sar = [100 * a for (method, _), a in acc.items() if method == "sar"]
+    source = [100 * a for (method, _), a in acc.items() if method == "source"]
+    gain = sum(sar) / len(sar) - sum(source) / len(source)
+    tool("against_source", store, "mine")
+    out = capsys.readouterr().out
+    assert "source" in out and f"ACC {gain:+.2f}" in out and " of 2 " in out
+    with pytest.raises(SystemExit, match="expected a plan of other"):
+        tool("against_source", store, "other")
