@@ -1,0 +1,120 @@
+"""Does the affine (AAN) gain on a stream as long as the paper's? Fifteen corruptions, no restart.
+
+    python benchmarks/long_stream.py ROOT --device cuda --workers 6 --out long.csv
+
+ROOT is the folder that holds imagenet-mini. A stream of imagenet-mini has 78 batches, the paper's
+have 1,719. Here the fifteen corruptions follow one another and nothing is reset between them.
+Prints ACC and AUC for each third of the stream (five corruptions) and for the whole, with and
+without the affine, as published and with the defaults. docs/results/imagenet-mini.md reads it.
+"""
+
+import argparse
+import csv
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from rich.progress import track
+from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
+
+import opentta
+from opentta.datasets import Share, StreamSpec, correct, open_stream, separate
+from opentta.methods.ladder_affine import PUBLISHED
+
+Row = tuple[str, int, str, float, float]  # label, seed, domain, ACC, AUC in percent
+ROWS: dict[str, dict[str, Any]] = {
+    "published, no affine": {**PUBLISHED, "affine": "off"},
+    "published": dict(PUBLISHED),
+    "published, A x 4": {**PUBLISHED, "lr_affine": 1.25e-4},
+    "defaults, no affine": {"affine": "off"},
+    "defaults": {},
+    "defaults, A x 4": {"lr_affine": 1.25e-4},
+}
+
+
+def run(label: str, seed: int, args: argparse.Namespace) -> list[Row]:
+    """One row along the whole stream."""
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False).eval()
+    weights = args.root / "imagenet-mini" / "vit_tiny_patch16_224.safetensors"
+    model.load_state_dict(load_file(weights))
+    spec = StreamSpec(
+        id=Share("imagenet-mini", count=args.limit),
+        ood=(Share("mini-textures", count=args.limit and args.limit // 4),),
+        segments=separate(severity=args.severity),
+        reset="never",
+        seed=seed,
+        preset=correct(model),
+    )
+    graph = args.device.startswith("cuda")
+    adapter = opentta.adapt(
+        model.to(args.device), "ladder_affine", seed=seed, graph=graph, **ROWS[label]
+    )
+    domains: list[str] = []
+    labels, right, scores = [], [], []
+    for batch in open_stream(spec, args.root, cache=args.cache):
+        prediction = adapter(batch.images.to(args.device))
+        domains += [batch.domain] * len(batch.labels)
+        labels.append(batch.labels)
+        right.append(prediction.labels.cpu() == batch.labels)
+        scores.append(prediction.ood_score.cpu())
+    known, hits, score = torch.cat(labels) != opentta.UNKNOWN, torch.cat(right), torch.cat(scores)
+    rows = []
+    for domain in dict.fromkeys(domains):
+        here = torch.tensor([each == domain for each in domains])
+        acc = hits[here & known].float().mean().item()
+        auc = float(roc_auc_score(~known[here], score[here]))
+        rows.append((label, seed, domain, 100 * acc, 100 * auc))
+    return rows
+
+
+def table(rows: list[Row], labels: list[str]) -> str:
+    """ACC / AUC of every label for each third of the stream and for the whole."""
+    domains = list(dict.fromkeys(row[2] for row in rows))
+    thirds = [domains[:5], domains[5:10], domains[10:], domains]
+    lines = [f"{'':<24}{'1 to 5':>14}{'6 to 10':>14}{'11 to 15':>14}{'all':>14}"]
+    for label in labels:
+        line = f"{label:<24}"
+        for part in thirds:
+            mine = [
+                (acc, auc) for name, _, domain, acc, auc in rows if name == label and domain in part
+            ]
+            means = (sum(pair[i] for pair in mine) / max(len(mine), 1) for i in (0, 1))
+            line += f"{' / '.join(f'{mean:.1f}' for mean in means):>14}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the rows in worker processes, write every corruption, print the means."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2024])
+    parser.add_argument("--severity", type=int, default=3)
+    parser.add_argument("--only", default="", help="rows whose label contains this")
+    parser.add_argument("--limit", type=int, default=None, help="known images of a corruption")
+    parser.add_argument("--cache", type=Path, default=None, help="folder for corrupted images")
+    parser.add_argument("--out", type=Path, default=Path("long_stream.csv"))
+    args = parser.parse_args()
+    labels = [label for label in ROWS if args.only in label]
+    rows: list[Row] = []
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool, args.out.open("w") as out:
+        writer = csv.writer(out)
+        writer.writerow(["row", "seed", "domain", "acc", "auc"])
+        futures = [pool.submit(run, label, seed, args) for seed in args.seeds for label in labels]
+        for future in track(as_completed(futures), "streams", total=len(futures)):
+            rows += future.result()
+            writer.writerows(future.result())
+            out.flush()
+    print(table(rows, labels))
+
+
+if __name__ == "__main__":
+    main()
