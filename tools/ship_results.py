@@ -1,6 +1,6 @@
 """Put results of the embedded benchmark into the package, for its report page:
 
-    python tools/ship_results.py STORE --presets mini-full mini-ablation
+    python tools/ship_results.py STORE --presets mini-full mini-ablation mini-measure
 
 Every finished cell of these presets that ran on the shipped backbone, without side files. Writes
 src/opentta/assets/results.json.gz and its hash. Run tools/make_assets.py first: new weights make

@@ -84,6 +84,19 @@ def test_results_go_into_the_package_only_if_they_are_of_its_backbone(tmp_path, 
     assert plans[0].published and len(records) == 1
 
 
+def sar_cells(store):
+    return [r.cell for r in Store(store).read() if r.cell["method"] == "sar"]
+
+
+def test_a_seed_that_lacks_cells_is_left_out_of_the_means(tmp_path, tool, capsys):
+    cells = places(rows=("source", "sar"), oods=("textures",), corruptions=("fog", "snow"))
+    short = [c for c in cells if (c.row, c.corruption, c.seed) != ("sar", "snow", 2025)]
+    store = make_store(tmp_path / "store", short, preset="mine")
+    tool("against_source", store, "mine")
+    of_sar = capsys.readouterr().out.splitlines()[1]
+    assert "sar                 3 cells" in of_sar and "seeds 1 (1 left out)" in of_sar
+
+
 def test_rows_are_held_against_the_source_model(tmp_path, tool, capsys):
     cells = places(rows=("source", "sar"), oods=("textures",), corruptions=("fog", "snow"))
     store = make_store(tmp_path / "store", cells, preset="mine")
@@ -93,6 +106,10 @@ def test_rows_are_held_against_the_source_model(tmp_path, tool, capsys):
     gain = sum(sar) / len(sar) - sum(source) / len(source)
     tool("against_source", store, "mine")
     out = capsys.readouterr().out
-    assert "source" in out and f"ACC {gain:+.2f}" in out and " of 2 " in out
+    assert "source" in out and f"gain {gain:+.2f}" in out and " of 2 " in out
+    assert "seeds 2" in out and "left out" not in out
+    one = [a for a, cell in zip(sar, sar_cells(store), strict=True) if cell["seed"] == 2024]
+    tool("against_source", store, "mine", "--seeds", 2024)
+    assert f"sar                 2 cells  {sum(one) / 2:.1f} / " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected a plan of other"):
         tool("against_source", store, "other")
