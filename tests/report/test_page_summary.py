@@ -69,6 +69,29 @@ def test_limits_and_departures_are_seen_in_the_summary_without_opening_anything(
     assert "Not like the paper: backbone embedded" in shown
 
 
+def test_what_several_plans_say_is_said_once(tmp_path):
+    path = make_store(tmp_path / "s", places(), notes=("short streams",))
+    for name in ("two", "three"):
+        add_plan(path, Plan(name, notes=("short streams",), cells=settled_places()))
+    assert "<li>table1, two, three: short streams</li>" in summary_of(path)
+    add_plan(path, Plan("four", notes=("short streams", "its own"), cells=settled_places()))
+    shown = summary_of(path)
+    assert "<li>table1 and 3 others: short streams</li>" in shown
+    assert "<li>four: its own</li>" in shown and shown.count("short streams") == 1
+
+
+def settled_places():
+    return tuple(settled(place) for place in places())
+
+
+def test_many_equal_rows_are_counted(tmp_path):
+    shares = {"source": 0.4} | {f"sar{n}": 0.6 for n in range(6)}
+    assert (
+        "equal as printed: sar1 and 4 others, before source"
+        in page_of(shared_store(tmp_path / "s", shares)).text
+    )
+
+
 def test_published_results_stand_apart_and_never_make_the_headline(tmp_path):
     path = tmp_path / "s"
     make_store(

@@ -16,6 +16,8 @@ CLOSE = 1.0
 """Points within which a value counts as that of the paper."""
 FEW = 1000
 """Samples of a kind below which a cell is said to have few: its AUROC is good to some points."""
+MOST_NAMED = 3
+"""Names in a row; of more, the first is named and the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,26 @@ def caveats(scope: Scope) -> list[str]:
 
 
 def limits(study: Study) -> list[str]:
-    """What the plans say of their results, and in what they are not like the paper's."""
-    out = []
+    """What the plans say of their results, and in what they are not like the paper's.
+
+    What several of them say is said once.
+    """
+    said: dict[str, list[str]] = {}
     for section in study.sections:
         told = [*section.notes]
         if section.paper in paper_tables():
             found = departures(section, paper_table(section.paper))
             told += [f"Not like the paper: {text}" for text in found]
-        out += [f"{section.name}: {text}" for text in told]
-    return out
+        for text in told:
+            said.setdefault(text, []).append(section.name)
+    return [f"{_named(list(dict.fromkeys(names)))}: {text}" for text, names in said.items()]
+
+
+def _named(names: list[str]) -> str:
+    """A few names as they are, many as the first of them and a count."""
+    if len(names) <= MOST_NAMED:
+        return ", ".join(names)
+    return f"{names[0]} and {len(names) - 1} others"
 
 
 def tiles(study: Study) -> list[Tile]:
@@ -140,7 +153,7 @@ def findings(section: Section) -> list[str]:
         text = f"{scope.words}: {best.label} is best with H {_percent(value)}"
         text += _part(value)
         if ties:
-            text += f", equal as printed: {', '.join(line.label for line in ties)}"
+            text += f", equal as printed: {_named([line.label for line in ties])}"
         others = [line for line in scope.ranked[1:] if line not in ties]
         second = next((x for x in others if scope.scores[x].mean <= value.mean), None)
         if second is not None:
