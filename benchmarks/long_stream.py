@@ -1,11 +1,13 @@
-"""Does the affine (AAN) gain on a stream as long as the paper's? Fifteen corruptions, no restart.
+"""Streams without a restart: fifteen corruptions in a row, or a few classes again and again.
 
     python benchmarks/long_stream.py ROOT --device cuda --workers 6 --out long.csv
+    python benchmarks/long_stream.py ROOT --corruptions gaussian_noise --limit 100 --passes 8
 
 ROOT is the folder that holds imagenet-mini. A stream of imagenet-mini has 78 batches, the paper's
-have 1,719. Here the fifteen corruptions follow one another and nothing is reset between them.
-Prints ACC and AUC for each third of the stream (five corruptions) and for the whole, with and
-without the affine, as published and with the defaults. docs/results/imagenet-mini.md reads it.
+have 1,719. Here the corruptions follow one another and nothing is reset between them: does the
+affine (AAN) gain where it has longer? With ``--limit`` only some classes come: what do `balance`
+and `diversity`, which expect all of them, do then? Prints ACC / AUC for each third of the stream
+and for the whole. docs/results/imagenet-mini.md and docs/methods/ladder_affine.md read it.
 """
 
 import argparse
@@ -25,7 +27,7 @@ import opentta
 from opentta.datasets import Share, StreamSpec, correct, open_stream, separate
 from opentta.methods.ladder_affine import PUBLISHED
 
-Row = tuple[str, int, str, float, float]  # label, seed, domain, ACC, AUC in percent
+Row = tuple[str, int, int, float, float]  # label, seed, place in the stream, ACC, AUC in percent
 ROWS: dict[str, dict[str, Any]] = {
     "published, no affine": {**PUBLISHED, "affine": "off"},
     "published": dict(PUBLISHED),
@@ -33,6 +35,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "defaults, no affine": {"affine": "off"},
     "defaults": {},
     "defaults, A x 4": {"lr_affine": 1.25e-4},
+    "defaults, no balance": {"balance": 0.0, "diversity": 0.0},
+    "defaults, prior 3": {"balance_prior": 3.0},
+    "defaults, prior 10": {"balance_prior": 10.0},
+    "source": {},
 }
 
 
@@ -46,44 +52,40 @@ def run(label: str, seed: int, args: argparse.Namespace) -> list[Row]:
     spec = StreamSpec(
         id=Share("imagenet-mini", count=args.limit),
         ood=(Share("mini-textures", count=args.limit and args.limit // 4),),
-        segments=separate(severity=args.severity),
+        segments=separate(args.corruptions, severity=args.severity),
+        passes=args.passes,
         reset="never",
         seed=seed,
         preset=correct(model),
     )
     graph = args.device.startswith("cuda")
-    adapter = opentta.adapt(
-        model.to(args.device), "ladder_affine", seed=seed, graph=graph, **ROWS[label]
-    )
-    domains: list[str] = []
+    method = "source" if label == "source" else "ladder_affine"
+    adapter = opentta.adapt(model.to(args.device), method, seed=seed, graph=graph, **ROWS[label])
     labels, right, scores = [], [], []
     for batch in open_stream(spec, args.root, cache=args.cache):
         prediction = adapter(batch.images.to(args.device))
-        domains += [batch.domain] * len(batch.labels)
         labels.append(batch.labels)
         right.append(prediction.labels.cpu() == batch.labels)
         scores.append(prediction.ood_score.cpu())
     known, hits, score = torch.cat(labels) != opentta.UNKNOWN, torch.cat(right), torch.cat(scores)
     rows = []
-    for domain in dict.fromkeys(domains):
-        here = torch.tensor([each == domain for each in domains])
-        acc = hits[here & known].float().mean().item()
+    count = len(spec.segments) * args.passes  # every segment has as many samples
+    for number, here in enumerate(torch.arange(len(known)).tensor_split(count)):
+        acc = hits[here][known[here]].float().mean().item()
         auc = float(roc_auc_score(~known[here], score[here]))
-        rows.append((label, seed, domain, 100 * acc, 100 * auc))
+        rows.append((label, seed, number, 100 * acc, 100 * auc))
     return rows
 
 
 def table(rows: list[Row], labels: list[str]) -> str:
     """ACC / AUC of every label for each third of the stream and for the whole."""
-    domains = list(dict.fromkeys(row[2] for row in rows))
-    thirds = [domains[:5], domains[5:10], domains[10:], domains]
-    lines = [f"{'':<24}{'1 to 5':>14}{'6 to 10':>14}{'11 to 15':>14}{'all':>14}"]
+    count = 1 + max(row[2] for row in rows)
+    thirds = [(3 * i // count) for i in range(count)]
+    lines = [f"{'':<24}{'first third':>14}{'second':>14}{'last':>14}{'all':>14}"]
     for label in labels:
         line = f"{label:<24}"
-        for part in thirds:
-            mine = [
-                (acc, auc) for name, _, domain, acc, auc in rows if name == label and domain in part
-            ]
+        for part in (0, 1, 2, None):
+            mine = [row[3:] for row in rows if row[0] == label and part in (None, thirds[row[2]])]
             means = (sum(pair[i] for pair in mine) / max(len(mine), 1) for i in (0, 1))
             line += f"{' / '.join(f'{mean:.1f}' for mean in means):>14}"
         lines.append(line)
@@ -98,6 +100,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[2024])
     parser.add_argument("--severity", type=int, default=3)
+    parser.add_argument("--corruptions", nargs="+", default=None, help="left out: the fifteen")
+    parser.add_argument("--passes", type=int, default=1, help="times that all of it comes")
     parser.add_argument("--only", default="", help="rows whose label contains this")
     parser.add_argument("--limit", type=int, default=None, help="known images of a corruption")
     parser.add_argument("--cache", type=Path, default=None, help="folder for corrupted images")
@@ -107,7 +111,7 @@ def main() -> None:
     rows: list[Row] = []
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool, args.out.open("w") as out:
         writer = csv.writer(out)
-        writer.writerow(["row", "seed", "domain", "acc", "auc"])
+        writer.writerow(["row", "seed", "place", "acc", "auc"])
         futures = [pool.submit(run, label, seed, args) for seed in args.seeds for label in labels]
         for future in track(as_completed(futures), "streams", total=len(futures)):
             rows += future.result()

@@ -48,4 +48,5 @@ KNOBS = {
     "known_weight": ({}, 1.0, 0.0),
     "window": ({}, 640, 9),
     "measure": ({}, "entropy", "spread"),
+    "balance_prior": ({}, 1.0, 10.0),
 }

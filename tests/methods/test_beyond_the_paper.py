@@ -100,9 +100,11 @@ class Reference:
         self.shares = []  # of reliable, unknown and known samples, a batch
 
     def lean(self):
-        total = sum(self.counts) + len(self.counts)
+        extra = self.c.balance_prior
+        total = sum(self.counts) + extra * len(self.counts)
         return torch.tensor(
-            [math.log((n + 1) / total * len(self.counts)) for n in self.counts], dtype=torch.float32
+            [math.log((n + extra) / total * len(self.counts)) for n in self.counts],
+            dtype=torch.float32,
         )
 
     def forward(self, images):
@@ -183,8 +185,14 @@ class Reference:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": 9, "lambda2": 0.5}, {"window": 9, "margin": 0.0}, {"measure": "spread"}],
-    ids=["default", "small window, strong second pass", "none reliable", "spread"],
+    [
+        {},
+        {"window": 9, "lambda2": 0.5},
+        {"window": 9, "margin": 0.0},
+        {"measure": "spread"},
+        {"balance_prior": 5.0},
+    ],
+    ids=["default", "small window, strong second pass", "none reliable", "spread", "prior"],
 )
 def test_a_default_step_is_what_the_fields_say(changes, model):
     """Counts and window reach over batches, so there are four; a small window drops values."""

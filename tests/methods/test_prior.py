@@ -54,6 +54,21 @@ def test_many_classes_and_few_samples_say_nearly_nothing():
     assert prior.lean().max() < math.log(2)
 
 
+def test_more_imagined_samples_bear_a_stream_of_few_classes():
+    """Fifty classes of a thousand, each as often: one imagined sample calls that a strong lean."""
+    lean = {}
+    for imagined in (1.0, 10.0):
+        prior = ClassPrior(1000, 0.95, CPU, imagined)
+        for _ in range(100):
+            prior.update(torch.eye(1000)[:50].mean(dim=0).repeat(32, 1), where=YES)
+        lean[imagined] = prior.lean().max()
+    assert lean[1.0] > 2 and lean[10.0] < 1
+    collapsed = ClassPrior(1000, 0.95, CPU, 10.0)
+    for _ in range(100):
+        collapsed.update(torch.eye(1000)[[0] * 32], where=YES)
+    assert collapsed.lean().max() > 4  # one class for everything is still seen
+
+
 @pytest.fixture
 def images():
     return torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(3))

@@ -148,7 +148,9 @@ class LadderAffine(Adapter):
             Sgd(affine, momentum=c.momentum),
             Sgd(ladder, momentum=c.momentum),
             torch.full((), torch.nan, device=self.backbone.device),
-            ClassPrior(self.backbone.classes, c.balance_average, self.backbone.device),
+            ClassPrior(
+                self.backbone.classes, c.balance_average, self.backbone.device, c.balance_prior
+            ),
             Recent(c.window, self.backbone.device),
         )
 

@@ -69,11 +69,13 @@ class LadderAffineConfig:
     # How unsure a prediction is, in L_OOD, its thresholds and the score: entropy at the
     # temperature, or how little the logits stand apart. Best chosen with alpha.
     measure: Literal["entropy", "spread"] = field(default="entropy", metadata={"added": True})
+    # Imagined samples of each class in those counts. 10: bears a stream of few classes.
+    balance_prior: float = field(default=1.0, metadata={"added": True})
 
     def __post_init__(self) -> None:
         """Quantiles are shares, a temperature divides, a window holds something."""
         check_range("ladder_affine", self, 0, 1, "ood_quantile", "known_quantile")
-        check_range("ladder_affine", self, 1e-3, math.inf, "temperature")
+        check_range("ladder_affine", self, 1e-3, math.inf, "temperature", "balance_prior")
         check_range("ladder_affine", self, 1, math.inf, "window")
         check_range("ladder_affine", self, 0, math.inf, "known_weight")
         if 0 < self.ood_quantile < self.known_quantile:

@@ -2,7 +2,8 @@
 
 Under a strong shift a network calls half of everything one class, and minimising entropy makes
 that worse until nothing else is left. The lean can be seen without labels: it is the running mean
-of the predictions. Taking it off the logits assumes that classes come about equally often.
+of the predictions. Taking it off the logits assumes that classes come about equally often; the
+more imagined samples stand beside the counted ones, the more of a few classes is borne.
 """
 
 import math
@@ -16,7 +17,7 @@ BATCH = 32  # samples: the paper's batch, in which ``average`` is stated
 
 
 class ClassPrior:
-    """Running counts of predicted classes, with one imagined sample of each to begin with.
+    """Running counts of predicted classes, with ``imagined`` samples of each to begin with.
 
     The imagined ones keep a rare class rare where there are few samples: with 1,000 classes a
     batch of 32 says nearly nothing.
@@ -30,8 +31,11 @@ class ClassPrior:
         tensor([1.5000, 0.5000])
     """
 
-    def __init__(self, classes: int, average: float, device: torch.device) -> None:
+    def __init__(
+        self, classes: int, average: float, device: torch.device, imagined: float = 1.0
+    ) -> None:
         self.average = average  # weight of the past, 32 samples later
+        self.imagined = imagined  # samples of each class
         self.counts = torch.zeros(classes, dtype=torch.float32, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -41,7 +45,7 @@ class ClassPrior:
     def lean(self) -> Tensor:
         """ln of each class's share over an equal share: (C,), 0 where nothing leans."""
         classes = len(self.counts)
-        share = (self.counts + 1) / (self.counts.sum() + classes)
+        share = (self.counts + self.imagined) / (self.counts.sum() + self.imagined * classes)
         return share.log() + math.log(classes)
 
     def update(self, p: Tensor, *, where: Tensor) -> None:
