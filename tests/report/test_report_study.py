@@ -18,6 +18,7 @@ from opentta.bench.results import StoreError
 from opentta.errors import UnknownNameError
 from opentta.report.provenance import facts, warnings
 from opentta.report.study import load_study
+from opentta.report.values import mean_value
 
 
 def plan_of(cells, preset="table1", **fields):
@@ -50,6 +51,24 @@ def test_planned_cells_that_are_not_stored_are_missing_and_failed_ones_have_a_re
     assert all(each.record.reason == "out of memory" for each in section.failed)
     assert len(section.missing) == len(section.failed) == 12
     assert len(section.records) == 24
+
+
+def test_a_seed_that_lacks_cells_is_left_out_where_another_is_whole(tmp_path):
+    """What it lacks may be the hard ones; where no seed is whole, what there is counts."""
+    cells = places(rows=("sar",), oods=("textures",), corruptions=("fog", "snow"), seeds=(1, 2))
+    easy = {"fog": 0.9, "snow": 0.3}
+    read = lambda record: record.metrics["acc"]  # noqa: E731
+
+    def value(stored):
+        path = tmp_path / str(len(stored))
+        write_records(path, [record_of(p, metrics={"acc": easy[p.corruption]}) for p in stored])
+        add_plan(path, plan_of(cells))
+        return mean_value([load_study(path).sections[0].entries], read)
+
+    short = value([p for p in cells if (p.corruption, p.seed) != ("snow", 2)])
+    assert short.mean == pytest.approx(0.6) and short.mark == "2/4" and short.seeds == 1
+    none = value([p for p in cells if p.corruption == "fog"])
+    assert none.mean == pytest.approx(0.9) and none.mark == "2/4" and none.seeds == 2
 
 
 def test_uncommitted_changes_are_told_and_mixed_with_committed_ones(tmp_path):

@@ -168,9 +168,13 @@ def seed_means(
     """For each seed the mean over streams of the mean over corruptions.
 
     A seed in which a stream has no result at all is left out: a mean over fewer OOD sets is
-    another quantity, not a rougher one.
+    another quantity, not a rougher one. So is a seed that lacks cells where another has them all:
+    the corruptions that it lacks may be the hard ones.
     """
-    seeds = sorted({each.place.seed for pool in pools for each in pool})
+    entries = [each for pool in pools for each in pool]
+    seeds = sorted({each.place.seed for each in entries})
+    short = {each.place.seed for each in entries if not each.ok}
+    seeds = [seed for seed in seeds if seed not in short] or seeds
     out = {}
     for seed in seeds:
         found = [
