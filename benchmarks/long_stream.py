@@ -10,7 +10,7 @@ affine (AAN) gain where it has longer? With ``--limit`` only some classes come: 
 and `diversity`, which expect all of them, do then? With ``--redraw`` the known images are drawn
 with replacement: in imagenet-mini every class comes twice, and one that came is soon used up, which
 a correction by recent predictions could profit from. Prints ACC / AUC for each third of the stream
-and for the whole. docs/results/imagenet-mini.md and docs/methods/ladder_affine.md read it.
+and for the whole. docs/results/imagenet-mini.md and docs/decisions/collapse.md read it.
 """
 
 import argparse
@@ -41,7 +41,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "defaults, A x 4": {"lr_affine": 1.25e-4},
     "defaults, no balance": {"balance": 0.0, "diversity": 0.0},
-    "defaults, prior 3": {"balance_prior": 3.0},
     "defaults, prior 10": {"balance_prior": 10.0},
     "source": {},
 }
@@ -130,6 +129,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=None, help="folder for corrupted images")
     parser.add_argument("--out", type=Path, default=Path("long_stream.csv"))
     args = parser.parse_args()
+    if args.redraw and len(args.corruptions or ()) != 1:
+        parser.error("expected one corruption with --redraw: it draws among all images in memory")
     rows: list[Row] = []
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool, args.out.open("w") as out:
         writer = csv.writer(out)

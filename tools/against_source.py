@@ -38,6 +38,8 @@ def main() -> None:
         if wanted and place.hash in stored:
             key = (place.corruption, place.severity, place.ood, place.seed)
             rows[place.row][key] = stored[place.hash]
+    if not rows["source"]:
+        raise SystemExit(f"expected a row source in {args.preset} to compare with, found none")
     for row, cells in rows.items():
         print(line(row, cells, rows["source"]))
 

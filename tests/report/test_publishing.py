@@ -113,3 +113,6 @@ def test_rows_are_held_against_the_source_model(tmp_path, tool, capsys):
     assert f"sar                 2 cells  {sum(one) / 2:.1f} / " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected a plan of other"):
         tool("against_source", store, "other")
+    alone = make_store(tmp_path / "alone", [c for c in cells if c.row == "sar"], preset="mine")
+    with pytest.raises(SystemExit, match="expected a row source in mine"):
+        tool("against_source", alone, "mine")

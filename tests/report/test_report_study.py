@@ -57,13 +57,12 @@ def test_a_seed_that_lacks_cells_is_left_out_where_another_is_whole(tmp_path):
     """What it lacks may be the hard ones; where no seed is whole, what there is counts."""
     cells = places(rows=("sar",), oods=("textures",), corruptions=("fog", "snow"), seeds=(1, 2))
     easy = {"fog": 0.9, "snow": 0.3}
-    read = lambda record: record.metrics["acc"]  # noqa: E731
 
     def value(stored):
         path = tmp_path / str(len(stored))
         write_records(path, [record_of(p, metrics={"acc": easy[p.corruption]}) for p in stored])
         add_plan(path, plan_of(cells))
-        return mean_value([load_study(path).sections[0].entries], read)
+        return mean_value([load_study(path).sections[0].entries], lambda r: r.metrics["acc"])
 
     short = value([p for p in cells if (p.corruption, p.seed) != ("snow", 2)])
     assert short.mean == pytest.approx(0.6) and short.mark == "2/4" and short.seeds == 1

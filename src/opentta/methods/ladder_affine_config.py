@@ -69,7 +69,8 @@ class LadderAffineConfig:
     # How unsure a prediction is, in L_OOD, its thresholds and the score: entropy at the
     # temperature, or how little the logits stand apart. Best chosen with alpha.
     measure: Literal["entropy", "spread"] = field(default="entropy", metadata={"added": True})
-    # Imagined samples of each class in those counts. 10: bears a stream of few classes.
+    # Imagined samples of each class in the counts behind balance and diversity. 10: bears a
+    # stream of few classes.
     balance_prior: float = field(default=1.0, metadata={"added": True})
 
     def __post_init__(self) -> None:
