@@ -1,0 +1,131 @@
+"""What a score of unknown images owes to the method, and what to the score itself.
+
+    python benchmarks/scores.py ROOT --device cuda --workers 12 --out scores.csv
+
+ROOT is the folder that holds imagenet-mini. `ladder_affine` scores by the entropy at temperature 3
+of two branches, the baselines by their own scores, mostly entropy at temperature 1. Here every
+method runs once on each stream, with the fields that the preset imagenet-mini tuned, and its logits
+are scored in all ways: would a baseline with another score do as well? Prints the AUC, mean over
+the streams. docs/results/imagenet-mini.md reads it.
+"""
+
+import argparse
+import csv
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+import opentta
+from opentta.bench.cells import Cell, Where
+from opentta.bench.expand import expand
+from opentta.bench.presets import load_preset
+from opentta.bench.settings import settings
+from opentta.bench.start import make_adapter
+from opentta.bench.weights import load_model
+from opentta.datasets import open_stream
+from opentta.methods.losses import entropy, spread
+from opentta.metrics import auroc
+
+METHODS = ["source", "tent", "sar", "sotta", "unient", "stamp", "ladder_affine"]
+CORRUPTIONS = ["gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"]
+SCORES = [
+    "own",
+    "entropy",
+    "entropy, T 3",
+    "one minus largest p",
+    "largest logit",
+    "energy",
+    "spread",
+]
+
+
+def scored(logits: Tensor, own: Tensor) -> dict[str, Tensor]:
+    """Every score of (N, C) logits, (N,) each; higher is more unknown."""
+    ways = [
+        own,
+        entropy(logits),
+        entropy(logits / 3),
+        1 - logits.softmax(dim=1).amax(dim=1),
+        -logits.amax(dim=1),
+        -logits.logsumexp(dim=1),
+        -spread(logits),
+    ]
+    return dict(zip(SCORES, ways, strict=True))
+
+
+def run(cell: Cell, where: Where) -> tuple[float, dict[str, float]]:
+    """Accuracy of one method on one stream, and the AUC of its logits by every score; percent."""
+    with settings(cell):
+        stream = open_stream(cell.stream, where.root, cache=where.cache)
+        adapter = make_adapter(cell, load_model(cell.weights, device=cell.device), stream, where)
+        labels, logits, own = [], [], []
+        for batch in stream:
+            prediction = adapter(batch.images.to(cell.device))
+            labels.append(batch.labels)
+            logits.append(prediction.logits.float().cpu())
+            own.append(prediction.ood_score.float().cpu())
+    label, seen = torch.cat(labels), torch.cat(logits)
+    known = label != opentta.UNKNOWN
+    acc = (seen.argmax(dim=1) == label)[known].float().mean().item()
+    areas = {
+        name: 100 * auroc(label, score) for name, score in scored(seen, torch.cat(own)).items()
+    }
+    return 100 * acc, areas
+
+
+def main() -> None:
+    """Run the cells in worker processes, write each, print the means."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--corruptions", nargs="+", default=CORRUPTIONS)
+    parser.add_argument("--severity", type=int, default=3)
+    parser.add_argument("--ood", nargs="+", default=["mini-textures", "mini-flowers"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2024])
+    parser.add_argument("--limit", type=int, default=None, help="known images of a stream")
+    parser.add_argument("--cache", type=Path, default=None, help="folder for corrupted images")
+    parser.add_argument("--out", type=Path, default=Path("scores.csv"))
+    args = parser.parse_args()
+    cells = expand(
+        load_preset("imagenet-mini"),
+        methods=args.methods,
+        corruptions=args.corruptions,
+        severities=[args.severity],
+        ood=args.ood,
+        seeds=args.seeds,
+        weights=args.root / "imagenet-mini" / "vit_tiny_patch16_224.safetensors",
+        device=args.device,
+        precision="tf32" if args.device == "cuda" else "full",
+        limit=args.limit,
+    )
+    where = Where(root=str(args.root), cache=str(args.cache) if args.cache else None)
+    found: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool, args.out.open("w") as out:
+        writer = csv.writer(out)
+        writer.writerow(["method", "corruption", "ood", "seed", "acc", *SCORES])
+        futures = {pool.submit(run, cell, where): cell for cell in cells}
+        for future in track(as_completed(futures), "streams", total=len(futures)):
+            cell, (acc, areas) = futures[future], future.result()
+            place = cell.place
+            found[cell.method].append((acc, areas))
+            writer.writerow(
+                [cell.method, place.corruption, place.ood, cell.seed, acc, *areas.values()]
+            )
+            out.flush()
+    print(f"{'':<16}{'ACC':>6}" + "".join(f"{name:>21}" for name in SCORES))
+    for method in args.methods:
+        line = f"{method:<16}{mean(acc for acc, _ in found[method]):6.1f}"
+        line += "".join(f"{mean(a[name] for _, a in found[method]):21.1f}" for name in SCORES)
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
