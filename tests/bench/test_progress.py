@@ -79,6 +79,17 @@ def test_a_silent_run_says_a_word_every_half_minute(show, clock):
     assert lines[1] == "  4 cells left, about 3 min 30 s"  # an eighth took half a minute
 
 
+def test_a_cell_without_measures_yet_is_named_as_well(show, clock):
+    display, cells, file = show()
+    with display:
+        display(Progress(cells[0].hash, cells[0].title, 0, 10, math.nan, math.nan, math.nan))
+        clock[0] += 31  # loading took long: the first word of another cell is due with a line
+        display(Progress(cells[1].hash, cells[1].title, 1, 10, math.nan, math.nan, math.nan))
+    first, second, _ = file.getvalue().splitlines()
+    assert first == f"  running: {cells[0].title}: 0 of 10 batches"
+    assert second == f"  running: {cells[1].title}: 1 of 10 batches"
+
+
 def test_measures_of_an_earlier_batch_say_of_which(show, clock):
     display, cells, file = show()
     with display:

@@ -73,7 +73,7 @@ class Display:
         """A cell has come so far."""
         hash, shown = progress.hash, measures(progress.acc, progress.auroc, progress.h)
         self._running[hash] = progress
-        if self._looks.get(hash, ("", 0))[0] != shown:
+        if hash not in self._looks or self._looks[hash][0] != shown:
             self._looks[hash] = (shown, progress.done)
         self._start_clock()
         if self._bars is not None:
