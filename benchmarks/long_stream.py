@@ -41,6 +41,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "defaults, A x 4": {"lr_affine": 1.25e-4},
     "defaults, no balance": {"balance": 0.0, "diversity": 0.0},
+    "defaults, prior 3": {"balance_prior": 3.0},
     "defaults, prior 10": {"balance_prior": 10.0},
     "source": {},
 }

@@ -1,17 +1,19 @@
 """What a score of unknown images owes to the method, and what to the score itself.
 
     python benchmarks/scores.py ROOT --device cuda --workers 12 --out scores.csv
+    python benchmarks/scores.py --read docs/results/imagenet-mini-scores.csv
 
 ROOT is the folder that holds imagenet-mini. `ladder_affine` scores by the entropy at temperature 3
 of two branches, the baselines by their own scores, mostly entropy at temperature 1. Here every
 method runs once on each stream, with the fields that the preset imagenet-mini tuned, and its logits
-are scored in all ways: would a baseline with another score do as well? Prints the AUC, mean over
-the streams. docs/results/imagenet-mini.md reads it.
+are scored in all ways: would a baseline with another score do as well? Prints ACC, then AUC and H
+by every score, means over the streams. STAMP answers with probabilities, so the scores that need
+the size of logits (largest logit, energy) say nothing of it. docs/results/imagenet-mini.md reads
+it.
 """
 
 import argparse
 import csv
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,10 +32,10 @@ from opentta.bench.start import make_adapter
 from opentta.bench.weights import load_model
 from opentta.datasets import open_stream
 from opentta.methods.losses import entropy, spread
-from opentta.metrics import auroc
+from opentta.metrics import auroc, hscore
 
+Row = dict[str, str]  # of the file: method, corruption, ood, seed, acc, then an AUC by every score
 METHODS = ["source", "tent", "sar", "sotta", "unient", "stamp", "ladder_affine"]
-CORRUPTIONS = ["gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate"]
 SCORES = [
     "own",
     "entropy",
@@ -79,21 +81,22 @@ def run(cell: Cell, where: Where) -> tuple[float, dict[str, float]]:
     return 100 * acc, areas
 
 
-def main() -> None:
-    """Run the cells in worker processes, write each, print the means."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--corruptions", nargs="+", default=CORRUPTIONS)
-    parser.add_argument("--severity", type=int, default=3)
-    parser.add_argument("--ood", nargs="+", default=["mini-textures", "mini-flowers"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[2024])
-    parser.add_argument("--limit", type=int, default=None, help="known images of a stream")
-    parser.add_argument("--cache", type=Path, default=None, help="folder for corrupted images")
-    parser.add_argument("--out", type=Path, default=Path("scores.csv"))
-    args = parser.parse_args()
+def table(rows: list[Row]) -> str:
+    """ACC, and AUC / H by every score, of each method: means over its streams."""
+    lines = [f"{'':<16}{'streams':>8}{'ACC':>7}" + "".join(f"{name:>21}" for name in SCORES)]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        line = f"{method:<16}{len(mine):>8}{mean(float(row['acc']) for row in mine):7.1f}"
+        for name in SCORES:
+            pairs = [(float(row["acc"]), float(row[name])) for row in mine]
+            auc, h = mean(auc for _, auc in pairs), mean(hscore(*pair) for pair in pairs)
+            line += f"{f'{auc:.1f} / {h:.1f}':>21}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def measure(args: argparse.Namespace) -> list[Row]:
+    """Run the cells in worker processes; each is written as it ends."""
     cells = expand(
         load_preset("imagenet-mini"),
         methods=args.methods,
@@ -107,24 +110,47 @@ def main() -> None:
         limit=args.limit,
     )
     where = Where(root=str(args.root), cache=str(args.cache) if args.cache else None)
-    found: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
+    rows: list[Row] = []
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool, args.out.open("w") as out:
-        writer = csv.writer(out)
-        writer.writerow(["method", "corruption", "ood", "seed", "acc", *SCORES])
+        writer = csv.DictWriter(out, ["method", "corruption", "ood", "seed", "acc", *SCORES])
+        writer.writeheader()
         futures = {pool.submit(run, cell, where): cell for cell in cells}
         for future in track(as_completed(futures), "streams", total=len(futures)):
-            cell, (acc, areas) = futures[future], future.result()
-            place = cell.place
-            found[cell.method].append((acc, areas))
-            writer.writerow(
-                [cell.method, place.corruption, place.ood, cell.seed, acc, *areas.values()]
-            )
+            place, (acc, areas) = futures[future].place, future.result()
+            row = {"method": place.method, "corruption": place.corruption, "ood": place.ood}
+            numbers = {"acc": acc, **areas}
+            row |= {"seed": str(place.seed)} | {name: f"{x:.3f}" for name, x in numbers.items()}
+            rows.append(row)
+            writer.writerow(row)
             out.flush()
-    print(f"{'':<16}{'ACC':>6}" + "".join(f"{name:>21}" for name in SCORES))
-    for method in args.methods:
-        line = f"{method:<16}{mean(acc for acc, _ in found[method]):6.1f}"
-        line += "".join(f"{mean(a[name] for _, a in found[method]):21.1f}" for name in SCORES)
-        print(line)
+    return sorted(rows, key=lambda row: args.methods.index(row["method"]))
+
+
+def main() -> None:
+    """Run or read, print the means."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("root", type=Path, nargs="?")
+    parser.add_argument("--read", type=Path, help="a file that --out wrote: run nothing")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--corruptions", nargs="+", default=None, help="left out: the fifteen")
+    parser.add_argument("--severity", type=int, default=3)
+    parser.add_argument("--ood", nargs="+", default=["mini-textures", "mini-flowers"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2024])
+    parser.add_argument("--limit", type=int, default=None, help="known images of a stream")
+    parser.add_argument("--cache", type=Path, default=None, help="folder for corrupted images")
+    parser.add_argument("--out", type=Path, default=Path("scores.csv"))
+    args = parser.parse_args()
+    if (args.root is None) == (args.read is None):
+        parser.error("expected the folder that holds imagenet-mini, or --read FILE")
+    if args.read:
+        rows = list(csv.DictReader(args.read.read_text().splitlines()))
+        rows = [row for row in rows if row["ood"] in args.ood and row["method"] in args.methods]
+        wanted = args.corruptions or [row["corruption"] for row in rows]
+        print(table([row for row in rows if row["corruption"] in wanted]))
+    else:
+        print(table(measure(args)))
 
 
 if __name__ == "__main__":

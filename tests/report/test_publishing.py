@@ -114,5 +114,23 @@ def test_rows_are_held_against_the_source_model(tmp_path, tool, capsys):
     with pytest.raises(SystemExit, match="expected a plan of other"):
         tool("against_source", store, "other")
     alone = make_store(tmp_path / "alone", [c for c in cells if c.row == "sar"], preset="mine")
-    with pytest.raises(SystemExit, match="expected a row source in mine"):
+    with pytest.raises(
+        SystemExit, match="expected a row source in mine to compare with, found sar"
+    ):
         tool("against_source", alone, "mine")
+    tool("against_source", store, "mine", "--than", "sar")
+    first, second = capsys.readouterr().out.splitlines()
+    assert f"gain {-gain:+.2f} ± " in first and "gain +0.00 ± 0.00 / +0.00 ± 0.00" in second
+    with pytest.raises(SystemExit, match="a row source in mine to compare with, found no cell"):
+        tool("against_source", store, "mine", "--ood", "flowers")
+
+
+def test_a_row_is_compared_on_the_cells_that_both_have(tmp_path, tool, capsys):
+    cells = places(rows=("source", "sar", "tent"), oods=("textures",), corruptions=("fog", "snow"))
+    lacks = {"sar": "snow", "tent": "fog"}
+    short = [c for c in cells if c.corruption != lacks.get(c.row)]
+    store = make_store(tmp_path / "store", short, preset="mine")
+    tool("against_source", store, "mine", "--than", "sar")
+    source, sar, tent = capsys.readouterr().out.splitlines()
+    assert "source              4 cells" in source and " of 1  worst" in source
+    assert tent.endswith("no cell to compare") and "gain +0.00" in sar
