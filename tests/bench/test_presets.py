@@ -351,9 +351,11 @@ def test_a_field_that_came_later_is_in_the_hash_only_where_it_is_used(bench):
 @pytest.mark.parametrize(
     "store, name, count, asked",
     [
-        ("imagenet-mini", "imagenet-mini", 1420, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini", 1620, {"precision": "tf32"}),
         ("imagenet-mini", "imagenet-mini-others", 210, {"precision": "tf32"}),
-        ("imagenet-mini", "imagenet-mini-corrupted", 240, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-corrupted", 456, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-ablation", 720, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-collapse", 420, {"precision": "tf32"}),
         ("imagenet-mini", "imagenet-mini-lambda", 75, {"precision": "tf32"}),
         ("imagenet-mini", "imagenet-mini-choices", 105, {"precision": "tf32"}),
         ("embedded", "mini-full", 3375, {}),
