@@ -148,7 +148,10 @@ def main() -> None:
         rows = list(csv.DictReader(args.read.read_text().splitlines()))
         rows = [row for row in rows if row["ood"] in args.ood and row["method"] in args.methods]
         wanted = args.corruptions or [row["corruption"] for row in rows]
-        print(table([row for row in rows if row["corruption"] in wanted]))
+        rows = [row for row in rows if row["corruption"] in wanted]
+        if not rows:
+            parser.error(f"{args.read} has no stream of these methods, corruptions and OOD sets")
+        print(table(rows))
     else:
         print(table(measure(args)))
 

@@ -45,6 +45,9 @@ def test_a_file_is_read_and_its_means_are_printed(scores, monkeypatch, capsys, t
     assert line.count(f"70.0 / {h:.1f}") == len(scores.SCORES)
     main(scores, monkeypatch, "--read", file, "--corruptions", "fog")
     assert "40.0" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(scores, monkeypatch, "--read", file, "--ood", "textures")
+    assert "has no stream of these methods, corruptions and OOD sets" in capsys.readouterr().err
 
 
 def test_neither_a_folder_nor_a_file_is_an_error_in_words(scores, monkeypatch, capsys):
