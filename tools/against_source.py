@@ -2,7 +2,10 @@
 
     python tools/against_source.py docs/results/imagenet-mini imagenet-mini --severities 5
     python tools/against_source.py docs/results/imagenet-mini imagenet-mini-ablation --than base
+    python tools/against_source.py docs/results/imagenet-mini imagenet-mini-ablation \
+        --than imagenet-mini:stamp
 
+The last one compares with a row of another preset, where both have the same streams.
 For every row: ACC / AUC / H averaged over all its cells (± over seeds; a seed that lacks cells is
 left out), what it gains of each on the same cells (± over seeds), and of all pairs of corruption,
 severity and OOD set those that end more than a point of accuracy below, with the worst pair (means
@@ -30,28 +33,40 @@ def main() -> None:
     parser.add_argument("--severities", type=int, nargs="*", help="left out: all")
     parser.add_argument("--seeds", type=int, nargs="*", help="left out: all")
     parser.add_argument("--ood", nargs="*", help="left out: all")
-    parser.add_argument("--than", default="source", metavar="ROW", help="the row to compare with")
+    parser.add_argument("--corruptions", nargs="*", help="left out: all")
+    parser.add_argument(
+        "--than", default="source", metavar="ROW", help="the row to compare with, or PRESET:ROW"
+    )
     args = parser.parse_args()
     stored = {r.hash: r.metrics for r in Store(args.store, must_exist=True).read() if r.ok}
-    plan = next((p for p in read_plans(args.store) if p.preset == args.preset), None)
-    if plan is None:
-        raise SystemExit(f"expected a plan of {args.preset} in {args.store}, found none")
-    rows: dict[str, Cells] = defaultdict(dict)
-    for place in plan.cells:
-        wanted = not args.severities or place.severity in args.severities
-        wanted = wanted and (not args.seeds or place.seed in args.seeds)
-        wanted = wanted and (not args.ood or place.ood in args.ood)
-        if wanted and place.hash in stored:
-            key = (place.corruption, place.severity, place.ood, place.seed)
-            rows[place.row][key] = stored[place.hash]
-    than = rows.get(args.than)
+    rows = rows_of(args.preset, args, stored)
+    preset, _, row = args.than.rpartition(":")
+    others = rows_of(preset, args, stored) if preset else rows
+    than = others.get(row)
     if not than:
         raise SystemExit(
-            f"expected a row {args.than} in {args.preset} to compare with, found "
-            f"{', '.join(rows) or 'no cell at all'}"
+            f"expected a row {row} in {preset or args.preset} to compare with, found "
+            f"{', '.join(others) or 'no cell at all'}"
         )
     for row, cells in rows.items():
         print(line(row, cells, than))
+
+
+def rows_of(
+    preset: str, args: argparse.Namespace, stored: dict[str, dict[str, float]]
+) -> dict[str, Cells]:
+    """The stored cells of a preset that were asked for, row by row."""
+    plan = next((p for p in read_plans(args.store) if p.preset == preset), None)
+    if plan is None:
+        raise SystemExit(f"expected a plan of {preset} in {args.store}, found none")
+    rows: dict[str, Cells] = defaultdict(dict)
+    for place in plan.cells:
+        key = (place.corruption, place.severity, place.ood, place.seed)
+        asked = (args.corruptions, args.severities, args.ood, args.seeds)
+        wanted = all(not a or k in a for k, a in zip(key, asked, strict=True))
+        if wanted and place.hash in stored:
+            rows[place.row][key] = stored[place.hash]
+    return dict(rows)
 
 
 def line(row: str, cells: Cells, than: Cells) -> str:

@@ -121,6 +121,11 @@ def test_rows_are_held_against_the_source_model(tmp_path, tool, capsys):
     tool("against_source", store, "mine", "--than", "sar")
     first, second = capsys.readouterr().out.splitlines()
     assert f"gain {-gain:+.2f} ± " in first and "gain +0.00 ± 0.00 / +0.00 ± 0.00" in second
+    tool("against_source", store, "mine", "--than", "mine:sar", "--corruptions", "fog")
+    source, sar = capsys.readouterr().out.splitlines()
+    assert "source              2 cells" in source and "gain +0.00 ± 0.00" in sar
+    with pytest.raises(SystemExit, match="expected a plan of other"):
+        tool("against_source", store, "mine", "--than", "other:sar")
     with pytest.raises(SystemExit, match="a row source in mine to compare with, found no cell"):
         tool("against_source", store, "mine", "--ood", "flowers")
 
