@@ -15,13 +15,20 @@ from opentta.bench.local import LocalEngine
 from opentta.bench.ray_engine import Board, RayEngine
 from opentta.errors import ConfigError
 
-ray_engine.import_ray()
-ray = pytest.importorskip("ray")
 STORE = 80 * 2**20  # bytes of each node's object store
 
 
 @pytest.fixture
-def cluster():
+def ray():
+    """The module; who asks for it is skipped where the extra is not installed."""
+    try:
+        return ray_engine.import_ray()
+    except ConfigError:
+        pytest.skip("the extra ray is not installed")
+
+
+@pytest.fixture
+def cluster(ray):
     """A head with one CPU and a second node with one more, on loopback."""
     from ray.cluster_utils import Cluster
 
@@ -38,7 +45,7 @@ def cluster():
 
 
 @pytest.mark.timeout(600)
-def test_a_lost_node_costs_time_but_no_cell_and_no_bit(bench, cluster):
+def test_a_lost_node_costs_time_but_no_cell_and_no_bit(bench, ray, cluster):
     cluster, second = cluster
     long = bench.stream(passes=35)
     cells = [bench.cell("ladder_affine", stream=long, seed=seed) for seed in (1, 2)]
@@ -65,7 +72,7 @@ def test_a_lost_node_costs_time_but_no_cell_and_no_bit(bench, cluster):
 
 
 @pytest.mark.timeout(600)
-def test_ray_on_one_machine_needs_no_cluster(bench):
+def test_ray_on_one_machine_needs_no_cluster(bench, ray):
     lost = replace(bench.weights, file=str(bench.root / "lost.safetensors"))
     cells = [bench.cell("source"), replace(bench.cell("tent"), weights=lost)]
     expected = next(LocalEngine().run(cells, bench.where))
@@ -98,7 +105,7 @@ def test_the_board_keeps_the_last_word_of_each_cell():
     assert board.read() == []
 
 
-def test_an_address_where_nobody_answers_is_an_error_at_once(bench):
+def test_an_address_where_nobody_answers_is_an_error_at_once(bench, ray):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening: a connection is refused
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -111,7 +118,7 @@ def test_an_address_where_nobody_answers_is_an_error_at_once(bench):
 
 
 @pytest.mark.parametrize("address", ["head:", "head:port", ":6379", "head:99999"])
-def test_an_address_is_a_host_and_a_port(bench, address):
+def test_an_address_is_a_host_and_a_port(bench, ray, address):
     with pytest.raises(ConfigError, match="expected host:port"):
         next(RayEngine(address).run([bench.cell()], bench.where))
 
