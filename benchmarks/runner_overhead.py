@@ -89,9 +89,14 @@ class Replay:
         """The same steps again."""
         return iter(self.decoded)
 
-    def origin(self, index: torch.Tensor) -> list[str]:
+    @property
+    def origins(self) -> tuple[str, ...]:
         """As the stream itself answers."""
-        return self.stream.origin(index)
+        return self.stream.origins
+
+    def check_labels(self, classes: int) -> None:
+        """As the stream itself does."""
+        self.stream.check_labels(classes)
 
 
 def main() -> int:

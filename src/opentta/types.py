@@ -21,6 +21,7 @@ class Batch:
     labels: Tensor  # (B,) int64, UNKNOWN for out-of-distribution samples
     index: Tensor  # (B,) int64, position of each sample in the stream's sample list
     domain: str = ""  # e.g. "gaussian_noise/5"; for the meter and the report, never for methods
+    origin: Tensor | None = None  # (B,) int64, place in Stream.origins: 0 the ID set, then the OOD
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from trees import Bench, same
+from trees import CLASSES, CORRUPTIONS, Bench, same
 
 import opentta
 from opentta.bench import measure, runner
@@ -16,8 +16,11 @@ from opentta.bench.engine import failure, one_line
 from opentta.bench.local import LocalEngine
 from opentta.bench.results import Record, Store, StoreError
 from opentta.bench.runner import Tally, run_cell, run_cells, run_stream
+from opentta.bench.weights import load_model
 from opentta.datasets.catalog import open_stream
 from opentta.datasets.spec import Share
+from opentta.datasets.wnids import imagenet_wnids
+from opentta.errors import DataError
 from opentta.metrics.meter import Meter
 from opentta.metrics.summary import summarize
 from opentta.types import Prediction
@@ -38,8 +41,6 @@ def register():
 
 @pytest.fixture
 def vit(bench):
-    from opentta.bench.weights import load_model
-
     return load_model(bench.weights)
 
 
@@ -73,6 +74,30 @@ def test_the_method_starts_afresh_where_the_protocol_says_so(bench):
     on = bench.stream(("fog", "snow"), reset="never")
     continual = run_cell(bench.cell("sar", {"lr": 0.1}, on), bench.where)
     assert continual.samples.of_domain("snow/5").ood_score.tobytes() != second.ood_score.tobytes()
+
+
+def test_a_class_that_the_head_lacks_is_an_error_before_the_first_batch(tmp_path, register):
+    """It is no unknown sample: that is for the stream to say."""
+    answered = []
+
+    def step(self, images):
+        answered.append(len(images))
+        return self.answer(images)
+
+    register("counted", step)
+    bench = Bench(tmp_path)
+    wnids = imagenet_wnids()
+    for corruption in CORRUPTIONS:
+        folder = bench.root / "ImageNet-C" / corruption / "5"
+        (folder / wnids[1]).rename(folder / wnids[CLASSES])
+    stream = open_stream(bench.stream(), bench.root)
+    adapter = opentta.adapt(load_model(bench.weights), "counted", normalization="half")
+    with pytest.raises(DataError, match=r"imagenet-c: .*label 10.*10 classes.*weights.*classes="):
+        run_stream(adapter, stream, Meter())
+    record = run_cell(bench.cell("counted"), bench.where).record
+    assert not record.ok and "label 10" in record.reason and not answered
+    record = run_cell(bench.cell("owttt", source=Share("sun")), bench.where).record
+    assert "label 10" in record.reason  # before any source image is read
 
 
 def test_progress_is_told_four_times_a_second_and_measured_only_then(bench, vit, monkeypatch):

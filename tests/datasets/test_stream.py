@@ -58,6 +58,7 @@ def same(first, second):
         and torch.equal(first.labels, second.labels)
         and torch.equal(first.index, second.index)
         and first.domain == second.domain
+        and torch.equal(first.origin, second.origin)
     )
 
 
@@ -137,10 +138,18 @@ def test_labels_and_origins_tell_near_and_far_ood_apart(known, near, far):
     for batch in stream:
         for label, origin in zip(batch.labels.tolist(), stream.origin(batch.index), strict=True):
             assert (label == UNKNOWN) == (origin in ("near", "far"))
+        assert stream.origin(batch.index) == [stream.origins[i] for i in batch.origin.tolist()]
     everything = torch.arange(16)
     assert stream.origin(everything) == ["known"] * 9 + ["near"] * 4 + ["far"] * 3
     with pytest.raises(DataError, match="another stream"):
         stream.origin(torch.tensor([99]))
+
+
+def test_a_head_must_have_an_answer_for_every_label(known, near, far):
+    stream = Stream(spec(), known, [near, far])
+    stream.check_labels(3)
+    with pytest.raises(DataError, match=r"known: .*label 2 \(c\).*2 classes.*weights.*classes="):
+        stream.check_labels(2)
 
 
 def test_the_pixels_are_those_of_the_file(known, near, far):

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
-from opentta.errors import ConfigError, ShapeError
+from opentta.errors import ConfigError, DataError, ShapeError
 from opentta.methods.ladder_affine import ALPHA_GRID
 from opentta.metrics import Meter, Samples, accuracy, auroc, hscore
 from opentta.types import Prediction
@@ -105,11 +105,26 @@ def test_infinite_scores_are_the_most_out_of_distribution_in_running_values_too(
     assert meter.running()["auroc"] == meter.summary()["auroc"] == 1
 
 
-def test_labels_beyond_the_classes_are_ood():
+def test_a_label_that_the_logits_do_not_reach_is_an_error_and_never_ood():
     prediction, _, index = batch(size=4, classes=3)
     meter = Meter()
     meter.update(prediction, torch.tensor([0, 2, 3, -1]), index, "fog/5")
-    assert meter.samples().label.tolist() == [0, 2, -1, -1]
+    for look in (meter.samples, meter.running, meter.summary):
+        with pytest.raises(DataError, match=r"below 3.*got 3.*-1"):
+            look()
+
+
+def test_origins_may_be_places_in_a_list_of_names():
+    meter = Meter()
+    prediction, labels, index = batch(size=4)
+    names = ("pets", "near", "far")
+    meter.update(prediction, labels, index, "fog/5", torch.tensor([0, 2, 2, 1]), origins=names)
+    meter.update(prediction, labels, index, "fog/5", ["far", "pets", "far", "new"])
+    samples = meter.samples()
+    assert samples.origins == ("pets", "near", "far", "new")
+    assert samples.origin.tolist() == [0, 2, 2, 1, 2, 0, 2, 3]
+    with pytest.raises(ShapeError, match="origin"):
+        meter.update(prediction, labels, index, "fog/5", torch.tensor([0]), origins=names)
 
 
 def test_domains_and_origins_may_differ_within_a_batch():
@@ -187,6 +202,7 @@ def test_a_batch_is_noted_without_waiting_for_the_device():
     details = {"reset": torch.tensor(True), "ood_score_by_alpha": torch.zeros(8, 11)}
     with Operations() as operations:
         meter.update(*batch(**details), "fog/5", "pets")
+        meter.update(*batch(**details), "fog/5", torch.ones(8).long(), origins=["pets", "far"])
         update = operations.seen
     assert update and not {f"aten::{name}" for name in waiting} & update
     with Operations() as operations:

@@ -66,6 +66,7 @@ def run_stream(
 ) -> Walk:
     """Walk along ``stream``: predict, adapt, measure. Only images reach the method.
 
+    A class of the stream that the head lacks is an error before the first batch.
     ``watch`` is told the batches done and the running measures, at most four times a second.
     ``notes`` are shown every batch once it has been answered.
 
@@ -85,6 +86,7 @@ def run_stream(
         >>> run_stream(adapt(vit, "tent"), stream, meter).images, len(meter.samples())
         (2, 2)
     """
+    stream.check_labels(adapter.backbone.classes)
     device = adapter.backbone.device
     stopwatch = Stopwatch(device)
     sizes: list[int] = []
@@ -104,8 +106,15 @@ def run_stream(
         stopwatch.start()
         prediction = adapter(images)
         stopwatch.stop()
-        origin = stream.origin(batch.index)
-        meter.update(prediction, batch.labels, batch.index, batch.domain, origin, step=step.number)
+        meter.update(
+            prediction,
+            batch.labels,
+            batch.index,
+            batch.domain,
+            batch.origin,
+            origins=stream.origins,
+            step=step.number,
+        )
         sizes.append(len(images))
         for note in notes:
             note(batch)

@@ -29,6 +29,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         graph=where.graph and cell.device == "cuda" and cell.method in registry.BUILT_IN,
         **cell.fields,
     )
+    stream.check_labels(adapter.backbone.classes)  # now: source data may take minutes
     if not adapter.needs_source:
         return adapter
     if cell.source is None:

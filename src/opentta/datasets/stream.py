@@ -153,6 +153,20 @@ class Stream:
         """``corruption/severity`` of each sample, or ``clean``, also in a mixed segment; (B,)."""
         return [part.domains[part.set_numbers[i]] for part, i in self._locate(index)]
 
+    def check_labels(self, classes: int) -> None:
+        """Raise unless a head of ``classes`` classes has an answer for every known sample."""
+        for number in range(len(self.spec.segments)):
+            part = self._part(number)
+            top = int(part.labels.max())
+            if top >= classes:
+                names = part.sets[0].classes
+                name = f" ({names[top]})" if top < len(names) else ""
+                raise DataError(
+                    f"{self.origins[0]}: expected a head that knows label {top}{name}, got one of "
+                    f"{classes} classes; take weights that know all classes of the set, or name "
+                    "them all in adapt(..., classes=...)"
+                )
+
     def counts(self) -> dict[str, int]:
         """Images of each set in the first segment, as found on disk."""
         numbers = np.bincount(self._part(0).origins, minlength=len(self.origins))
@@ -197,6 +211,7 @@ class Stream:
                 labels=torch.from_numpy(part.labels[decoded.kept]),
                 index=torch.from_numpy(decoded.kept + offset),
                 domain=segment.domain,
+                origin=torch.from_numpy(part.origins[decoded.kept]),
             )
 
     def _note(self, decoded: Decoded, offset: int) -> None:

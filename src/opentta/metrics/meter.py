@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opentta.errors import ConfigError, ShapeError
+from opentta.errors import ConfigError, DataError, ShapeError
 from opentta.metrics.measures import Array, accuracy, hscore, ranked
 from opentta.metrics.samples import Samples
 from opentta.metrics.summary import summarize
@@ -26,6 +26,7 @@ class _Waiting:
     """Batches whose tensors still lie on their device."""
 
     columns: dict[str, list[Tensor]] = field(default_factory=dict)
+    classes: float = math.inf  # fewest logits that a prediction had
     resets: dict[int, Tensor] = field(default_factory=dict)  # step -> 0-dim bool
 
     def add(self, name: str, column: Tensor) -> None:
@@ -36,7 +37,8 @@ class Meter:
     """Accumulates a stream's predictions and labels, and measures them.
 
     Tensors stay where they are and are brought over together, every ``every`` batches: a step on
-    a GPU is not held up by the meter. Labels outside 0 .. C - 1 are OOD.
+    a GPU is not held up by the meter. A negative label is an OOD sample's; one beyond the logits
+    is an error when the values are looked at, as no answer to it could be right.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.1, 0.0]])
@@ -70,19 +72,23 @@ class Meter:
         labels: Tensor,
         index: Tensor,
         domain: Names,
-        origin: Names | None = None,
+        origin: Names | Tensor | None = None,
         *,
+        origins: Sequence[str] = (),
         step: int | None = None,
     ) -> None:
         """Note one batch of B samples.
 
         ``labels`` and ``index`` are the batch's, (B,). ``domain`` is its name, or B names where
-        samples differ; ``origin`` likewise names the set a sample came from. ``step`` is the
-        number of the batch; counted when left out.
+        samples differ; ``origin`` likewise names the set a sample came from, or is a batch's, (B,)
+        places in ``origins``. ``step`` is the number of the batch; counted when left out.
         """
         logits, size = prediction.logits.detach(), len(prediction.logits)
         score = prediction.ood_score.detach()
-        for name, column in (("ood_score", score), ("labels", labels), ("index", index)):
+        given = {"ood_score": score, "labels": labels, "index": index}
+        if isinstance(origin, Tensor):
+            given["origin"] = origin
+        for name, column in given.items():
             if column.shape != (size,):
                 raise ShapeError(
                     f"expected {name} of shape ({size},), as the logits have {size} rows, got "
@@ -92,18 +98,23 @@ class Meter:
             raise ConfigError("expected an origin with every batch or with none; pass it always")
         number = self._steps if step is None else step
         places = {"step": np.full(size, number), "domain": _places(domain, size, self._domains)}
-        if origin is not None:
-            places["origin"] = _places(origin, size, self._origins)
+        if isinstance(origin, Tensor):
+            own = _places(origins, len(origins), self._origins)
+            origin = torch.from_numpy(own).to(origin.device)[origin]
+        elif origin is not None:
+            origin = torch.from_numpy(_places(origin, size, self._origins))
         # from here on nothing can be refused: a batch is noted whole or not at all
-        known = (labels >= 0) & (labels < logits.shape[1])
         broken = logits.isnan().any(dim=1)
         logits = logits.float()
         notes = self._waiting
-        notes.add("label", torch.where(known, labels, UNKNOWN))
+        notes.classes = min(notes.classes, logits.shape[1])
+        notes.add("label", torch.where(labels >= 0, labels, UNKNOWN))
         notes.add("index", index.clone())
         notes.add("predicted", torch.where(broken, UNKNOWN, prediction.labels))
         notes.add("ood_score", score.clone())  # a captured graph writes its outputs again
         notes.add("confidence", (logits.amax(dim=1) - logits.logsumexp(dim=1)).exp())
+        if origin is not None:
+            notes.add("origin", origin)
         grid = prediction.details.get(GRID)
         if grid is not None:
             notes.add("score_grid", grid.detach().clone())  # (B, 11)
@@ -154,12 +165,15 @@ class Meter:
 
     def _fetch(self) -> None:
         """Bring the waiting tensors over: one transfer a column, however many batches."""
-        for name, columns in self._waiting.columns.items():
-            home = columns[0].device
-            joined = torch.cat([column.to(home) for column in columns])
-            if joined.is_floating_point() and joined.dtype != torch.float64:
-                joined = joined.float()  # numpy knows no bfloat16
-            self._note(name, joined.cpu().numpy())
+        columns = {name: _bring(parts) for name, parts in self._waiting.columns.items()}
+        top = columns["label"].max(initial=UNKNOWN) if columns else UNKNOWN
+        if top >= self._waiting.classes:
+            raise DataError(
+                f"expected labels below {self._waiting.classes}, the number of logits, got {top}; "
+                "take weights that know this class, or give an unknown sample the label -1"
+            )
+        for name, column in columns.items():
+            self._note(name, column)
         flags = self._waiting.resets
         if flags:
             happened = torch.stack(list(flags.values())).cpu().tolist()
@@ -173,6 +187,15 @@ def _places(names: Names, size: int, known: dict[str, int]) -> Array:
     if len(listed) != size:
         raise ShapeError(f"expected one name or {size}, one a sample, got {len(listed)}")
     return np.array([known.setdefault(name, len(known)) for name in listed], dtype=np.int64)
+
+
+def _bring(columns: Sequence[Tensor]) -> Array:
+    """Tensors of several batches as one array."""
+    home = columns[0].device
+    joined = torch.cat([column.to(home) for column in columns])
+    if joined.is_floating_point() and joined.dtype != torch.float64:
+        joined = joined.float()  # numpy knows no bfloat16
+    return joined.cpu().numpy()
 
 
 def _join(parts: list[Array]) -> Array:
