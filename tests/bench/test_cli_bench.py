@@ -107,6 +107,18 @@ def test_a_run_prints_the_table_writes_the_report_and_is_not_repeated(typed, tmp
     assert "sar" in more.out
 
 
+def test_a_limit_above_what_is_there_takes_all_of_it(typed, tmp_path, capsys):
+    """Sets may be smaller than published; 500 of 50,000 are 56 of the 5,640 textures."""
+    words = ("bench", "tiny.toml", "--methods", "source", "--seeds", "1", "--no-report")
+    status, said = run(typed(*words, "--limit", "500"), capsys)
+    assert status == 0, said.err
+    records = Store(tmp_path / "opentta-results").read()
+    assert [record.counts for record in records] == [{"id": 8, "ood": 6, "skipped": 0}] * 2
+    assert run(typed(*words, "--limit", "5"), capsys)[0] == 0
+    records = Store(tmp_path / "opentta-results").read()
+    assert [record.counts["id"] for record in records] == [8, 8, 5, 5]
+
+
 def test_killed_at_any_moment_it_goes_on_and_ends_as_if_it_had_not_been(typed, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     command = ("bench", "tiny.toml", "--no-report", "--seeds", "1", "2", "3", "4")

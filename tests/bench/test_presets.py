@@ -306,6 +306,7 @@ def test_a_limit_keeps_the_mix_and_is_noted():
     counts = {share.name: share.count for c in cells for share in c.stream.ood}
     assert counts == {"textures": 50, "places": 100, "inaturalist": 100, "sun": 100}
     assert any("at most 500 ID images" in note for note in plan_of(preset, cells, "x").notes)
+    assert cells[0].hash == "f1db77b0e15b6847ee1f5d4219dfd28a"  # as stored before
     whole = expand(preset, limit=10**6, seeds=[1], methods=["source"], download=False)
     assert whole[0].stream.id.count is None
 

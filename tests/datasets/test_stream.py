@@ -145,6 +145,17 @@ def test_labels_and_origins_tell_near_and_far_ood_apart(known, near, far):
         stream.origin(torch.tensor([99]))
 
 
+def test_a_share_may_be_at_most_a_count_and_is_described_as_that_count(known):
+    share = Share("known", count=20, pick="random", at_most=True)
+    capped = StreamSpec(share, preset=SMALL)
+    assert Stream(capped, known).counts() == {"known": 9}
+    exact = replace(capped, id=replace(share, at_most=False))
+    with pytest.raises(ConfigError, match="at least 20 images"):
+        Stream(exact, known).counts()
+    assert capped.to_dict() == exact.to_dict() and "at_most" not in capped.to_dict()["id"]
+    assert StreamSpec.from_dict(capped.to_dict()) == capped
+
+
 def test_a_head_must_have_an_answer_for_every_label(known, near, far):
     stream = Stream(spec(), known, [near, far])
     stream.check_labels(3)

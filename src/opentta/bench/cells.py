@@ -113,7 +113,7 @@ class Cell:
             "threads": self.threads,
         }
         if self.source is not None:
-            description["source"] = asdict(self.source)
+            description["source"] = self.source.to_dict()
         if self.tokens:
             description["tokens"] = self.tokens
         values: dict[str, Any] = plain(description)

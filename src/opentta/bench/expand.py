@@ -247,9 +247,10 @@ def _shares(stream: StreamSettings, id: str, ood: Sequence[str], limit: int | No
     for share in unknowns:
         if share.ratio is None:
             full = share.count or DATASETS[share.name].images
-            share = replace(share, count=max(1, round(full * limit / total)))
+            count = max(1, round(full * limit / total))
+            share = replace(share, count=count, at_most=True)  # a copy may be smaller
         cut.append(replace(share, pick="random"))
-    return [replace(known, count=limit, pick="random"), *cut]
+    return [replace(known, count=limit, pick="random", at_most=True), *cut]
 
 
 def _tokens(preset: Preset, backbone: str) -> tuple[int, ...]:

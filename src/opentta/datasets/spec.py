@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from opentta.datasets.orders import Order
@@ -30,6 +30,9 @@ class Share:
     count: int | None = None
     ratio: float | None = None  # images of this OOD set for each ID image
     pick: str = "first"  # in folder order, as the paper; "random": by the stream's seed
+    # all of a set that has fewer than count; no part of the description, as what a folder holds
+    # is none: what was found is stored with the result
+    at_most: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.pick not in PICKS:
@@ -51,6 +54,8 @@ class Share:
             wanted = self.count
         if self.ratio is not None:
             wanted = round(self.ratio * known)
+        if wanted > available and self.at_most:
+            return available
         if wanted > available:
             raise ConfigError(
                 f"{self.name}: expected at least {wanted} images, but it has {available}; ask for "
@@ -62,6 +67,10 @@ class Share:
                 f"{known} ID images gives none; raise it, or leave the set out"
             )
         return wanted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON."""
+        return {"name": self.name, "count": self.count, "ratio": self.ratio, "pick": self.pick}
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,8 @@ class StreamSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON."""
-        return asdict(self)
+        ood = tuple(share.to_dict() for share in self.ood)
+        return asdict(self) | {"id": self.id.to_dict(), "ood": ood}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamSpec:
