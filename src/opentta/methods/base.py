@@ -84,20 +84,30 @@ class Adapter(ABC):
         self.backbone = backbone
         self.config = self.resolve(config, backbone)
         self.execution = execution
-        self.extras = nn.ModuleDict()  # modules that the method adds to the network
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         self._lock = threading.RLock()
-        self.generator = torch.Generator(device=backbone.device).manual_seed(seed)
+        self._begin()
+
+    def _begin(self) -> None:
+        """All that stands around the backbone, which is the source model now, where it lies."""
+        backbone, device = self.backbone, self.backbone.device
+        self.extras = nn.ModuleDict()  # modules that the method adds to the network
+        self.generator = torch.Generator(device=device).manual_seed(self._seed)
         self._replay = Replay(self.generator)
         self._detail_names: dict[torch.Size, tuple[str, ...]] = {}
+        if self._low:  # 16 bits would round a small step away: masters, rounded by autocast
+            for norm in backbone.norms():
+                norm.float()
         self.build()
-        self.extras.to(device=backbone.device, dtype=backbone.dtype).requires_grad_(False)
+        kind = torch.float32 if self._low else backbone.dtype
+        self.extras.to(device=device, dtype=kind).requires_grad_(False)
         self.params: list[nn.Parameter] = list(self.parameters())
         for param in self.params:
+            param.data = param.data.float() if self._low else param.data
             param.requires_grad_(True)
-        self.valid = torch.ones((), dtype=torch.bool, device=backbone.device)
-        self._faults = torch.zeros((), dtype=torch.int64, device=backbone.device)
+        self.valid = torch.ones((), dtype=torch.bool, device=device)
+        self._faults = torch.zeros((), dtype=torch.int64, device=device)
         self.state = self.initial_state()
         self._snapshot = Snapshot(self)
 
@@ -195,7 +205,7 @@ class Adapter(ABC):
     @in_turn
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), self._precision(source=True):
             now = {name: t.detach().clone() for name, t in flatten(self).items()}
             restore(self, self._snapshot.initial)  # source data is for the source model
             try:
@@ -298,12 +308,20 @@ class Adapter(ABC):
         self._faults += bad.sum()
         return torch.where(bad[:, None, None, None], 0.0, images), bad
 
+    @property
+    def _low(self) -> bool:
+        """Whether the model's weights have 16 bits."""
+        return self.backbone.dtype in (torch.bfloat16, torch.float16)
+
     @contextmanager
-    def _precision(self) -> Iterator[None]:
-        device = self.backbone.device.type
-        low = self.execution.precision == "bfloat16"
+    def _precision(self, *, source: bool = False) -> Iterator[None]:
+        """Autocast as the execution or a model of 16 bits asks for; ``source``: as the model."""
+        asked = self.execution.precision == "bfloat16" and not source
+        kind = torch.bfloat16 if asked or not self._low else self.backbone.dtype
         # No cache: modules that step between the two passes would be read as they were
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=low, cache_enabled=False):
+        with torch.autocast(
+            self.backbone.device.type, kind, enabled=asked or self._low, cache_enabled=False
+        ):
             yield
 
 

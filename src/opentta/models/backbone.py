@@ -63,7 +63,7 @@ class Backbone(nn.Module, ABC):
         if len(weight) < 2:
             raise UnsupportedModelError(
                 f"this {type(model).__name__} has a head of one class, of which every model is "
-                "sure; give it two classes or more (for one logit z: rows of zeros and of z)"
+                "sure; give it two classes or more (for one logit: a row of zeros beside its own)"
             )
         if weight.shape[1] != self.dim:
             raise UnsupportedModelError(
@@ -174,6 +174,11 @@ class Backbone(nn.Module, ABC):
     def _masked(self, logits: Tensor) -> Tensor:
         """The class mask, applied here and nowhere else."""
         return logits if self.class_index is None else logits[:, self.class_index]
+
+    def norms(self) -> list[nn.Module]:
+        """Every norm layer with parameters, input side first."""
+        first, last = self.outer_norms()
+        return [*first, *(norm for i in range(self.depth) for norm in self.block_norms(i)), *last]
 
     def norm_parameters(
         self, *, skip_top: int = 0, skip_blocks: Sequence[int] = (), outer: bool = True
