@@ -10,7 +10,7 @@ def torchvision_vit(**changes):
         image_size=32, patch_size=8, num_layers=5, num_heads=3, hidden_dim=48, mlp_dim=96
     )
     torch.manual_seed(0)
-    model = VisionTransformer(num_classes=10, **{**settings, **changes}).eval()
+    model = VisionTransformer(**{"num_classes": 10, **settings, **changes}).eval()
     with torch.no_grad():
         model.heads[-1].weight.normal_(std=0.5)
         model.encoder.pos_embedding.mul_(20)

@@ -114,10 +114,18 @@ def test_bfloat16_changes_little(method, batch):
     assert torch.isfinite(low(batch).ood_score).all()
 
 
-def test_a_bfloat16_model_stays_one(batch):
-    adapter = opentta.adapt(tiny_vit().cuda().bfloat16(), "ladder_affine")
-    assert adapter(batch).logits.dtype == torch.bfloat16
-    assert torch.isfinite(adapter(batch).ood_score).all()
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("method", opentta.methods())
+def test_a_bfloat16_model_stays_one_and_learns_in_float32(method, graph, batch):
+    lively = {**getattr(knobs(method), "LIVELY", {}), **FULL.get(method, {})}
+    adapter = opentta.adapt(tiny_vit().cuda().bfloat16(), method, graph=graph, **lively)
+    if adapter.needs_source:
+        adapter.fit_source([batch])
+    for _ in range(6):
+        out = adapter(batch)
+        assert out.logits.dtype in (torch.bfloat16, torch.float32)  # float32: means over views
+        assert torch.isfinite(out.ood_score).all()
+    assert all(p.dtype == torch.float32 for p in adapter.params)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import torch
 from material import tiny_vit
 from models_under_test import hugging_face_vit, torchvision_vit
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
+from torch.nn.utils import prune
 from torchvision.models import VisionTransformer as TorchvisionVit
 
 import opentta
@@ -64,6 +65,114 @@ def hooked(model):
 def test_a_model_with_another_forward_is_refused(build, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
         wrap(build(), normalization="half")
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.normalize = torch.nn.Identity()
+        self.inner = torch.nn.ModuleDict({"vit": model})
+
+
+class PeftModel(torch.nn.Module):
+    """Stands for peft's: recognised by its name, as peft need not be installed."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = model
+
+
+class Headed:
+    """``build()`` with another head."""
+
+    def __init__(self, build, place, head):
+        self.build, self.place, self.head = build, place, head
+
+    def __call__(self):
+        model = self.build()
+        setattr(model, self.place, self.head())
+        return model
+
+
+def sequential():
+    return torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(48, 10))
+
+
+def two_layers():
+    return torch.nn.Sequential(torch.nn.Linear(48, 20), torch.nn.GELU(), torch.nn.Linear(20, 10))
+
+
+def quantised():
+    layer = torch.nn.Linear(48, 10)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().char(), requires_grad=False)
+    return layer
+
+
+class Quantized(torch.nn.Module):
+    """Stands for torch's quantised Linear: recognised by the package that it lies in."""
+
+    __module__ = "torch.ao.nn.quantized.dynamic.modules.linear"
+
+
+def quantised_inside():
+    model = tiny_vit()
+    model.blocks[2].mlp.fc1 = Quantized()
+    return model
+
+
+def pruned():
+    model = tiny_vit()
+    prune.l1_unstructured(model.blocks[3].attn.qkv, "weight", amount=0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build, reason",
+    [
+        (lambda: PeftModel(tiny_vit()), r"merge_and_unload\(\).*get_base_model\(\)"),
+        (lambda: Wrapper(tiny_vit()), r"pass the model inside, model\.inner\.vit"),
+        (lambda: Wrapper(torchvision_vit()), r"pass the model inside, model\.inner\.vit"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Identity(), tiny_vit()),
+            r"a Sequential: pass the model inside, model\[1\]",
+        ),
+        (Headed(tiny_vit, "head", sequential), r"model\.head = model\.head\[1\]"),
+        (Headed(torchvision_vit, "heads", sequential), r"model\.heads = model\.heads\[1\]"),
+        (Headed(tiny_vit, "head", two_layers), "has 2 Linear layers.* one linear layer"),
+        (Headed(torchvision_vit, "heads", two_layers), "has 2 Linear layers.* one linear layer"),
+        (Headed(tiny_vit, "head", quantised), r"head of this VisionTransformer is quantised"),
+        (Headed(tiny_vit, "head", Quantized), r"head of this VisionTransformer is quantised"),
+        (Headed(torchvision_vit, "heads", Quantized), r"heads of this .* is quantised"),
+        (quantised_inside, r"blocks\.2\.mlp\.fc1 of this VisionTransformer is quantised"),
+        (
+            pruned,
+            r"prune\.remove\(model\.blocks\[3\]\.attn\.qkv, 'weight'\)",
+        ),
+        (lambda: tiny_vit(num_classes=1), "a head of one class.*two classes or more"),
+        (lambda: torchvision_vit(num_classes=1), "a head of one class.*two classes or more"),
+    ],
+)
+def test_refused_with_the_remedy(build, reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
+        opentta.adapt(build(), "tent", normalization="half")
+
+
+def test_the_remedies_are_true(images):
+    model = Headed(tiny_vit, "head", sequential)()
+    model.head = model.head[1]
+    assert opentta.adapt(model, "tent")(images).logits.shape == (6, 10)
+    model = pruned()
+    prune.remove(model.blocks[3].attn.qkv, "weight")
+    assert opentta.adapt(model, "tent")(images).logits.shape == (6, 10)
+    assert opentta.adapt(Wrapper(tiny_vit()).inner.vit, "tent")(images).logits.shape == (6, 10)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = tiny_vit()
+    torch.nn.utils.weight_norm(model.blocks[3].mlp.fc1)
+    with pytest.raises(UnsupportedModelError, match=r"cannot be copied.*remove_weight_norm"):
+        wrap(model)
 
 
 def test_a_linear_in_place_of_torchvisions_heads_is_taken(images):

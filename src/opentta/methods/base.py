@@ -4,12 +4,15 @@ Three kinds of thing, three types: what never changes is the frozen config; what
 the stream is the declared parameters and one state object; what comes out is a ``Prediction``.
 """
 
+import copy
 import dataclasses
+import functools
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +26,22 @@ from opentta.methods.replay import Part, Replay
 from opentta.methods.snapshot import Snapshot, flatten, restore
 from opentta.models.backbone import Backbone
 from opentta.types import Prediction
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def in_turn(
+    call: Callable[Concatenate[Any, Given], Result],
+) -> Callable[Concatenate[Any, Given], Result]:
+    """A method of an adapter that threads enter one after another."""
+
+    @functools.wraps(call)
+    def alone(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with self._lock:
+            return call(self, *args, **kwargs)
+
+    return alone
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,9 @@ class Adapter(ABC):
     With ``graph=True`` Python runs ``step`` for the first batches only: it is then played back as a
     CUDA graph. So what changes along the stream must be a tensor of the state, changed in place; a
     method with a counter, a schedule or draws of the host sets ``synchronises``.
+
+    Threads may share an adapter: its public calls wait for each other, so that every answer and
+    every saved state is of one whole version. ``adapter.backbone`` itself is not guarded.
     """
 
     name: ClassVar[str] = ""  # given by @register
@@ -62,19 +84,30 @@ class Adapter(ABC):
         self.backbone = backbone
         self.config = self.resolve(config, backbone)
         self.execution = execution
-        self.extras = nn.ModuleDict()  # modules that the method adds to the network
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
-        self.generator = torch.Generator(device=backbone.device).manual_seed(seed)
+        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """All that stands around the backbone, which is the source model now, where it lies."""
+        backbone, device = self.backbone, self.backbone.device
+        self.extras = nn.ModuleDict()  # modules that the method adds to the network
+        self.generator = torch.Generator(device=device).manual_seed(self._seed)
         self._replay = Replay(self.generator)
         self._detail_names: dict[torch.Size, tuple[str, ...]] = {}
+        if self._low:  # 16 bits would round a small step away: masters, rounded by autocast
+            for norm in backbone.norms():
+                norm.float()
         self.build()
-        self.extras.to(device=backbone.device, dtype=backbone.dtype).requires_grad_(False)
+        kind = torch.float32 if self._low else backbone.dtype
+        self.extras.to(device=device, dtype=kind).requires_grad_(False)
         self.params: list[nn.Parameter] = list(self.parameters())
         for param in self.params:
+            param.data = param.data.float() if self._low else param.data
             param.requires_grad_(True)
-        self.valid = torch.ones((), dtype=torch.bool, device=backbone.device)
-        self._faults = torch.zeros((), dtype=torch.int64, device=backbone.device)
+        self.valid = torch.ones((), dtype=torch.bool, device=device)
+        self._faults = torch.zeros((), dtype=torch.int64, device=device)
         self.state = self.initial_state()
         self._snapshot = Snapshot(self)
 
@@ -115,6 +148,7 @@ class Adapter(ABC):
     # What every method has ----------------------------------------------------------------
 
     @final
+    @in_turn
     def __call__(self, images: Tensor) -> Prediction:
         """Predict this batch, then adapt: images (B, 3, H, W) in [0, 1] -> ``Prediction``."""
         check_form(images, self.backbone)
@@ -133,6 +167,7 @@ class Adapter(ABC):
             return self._whole(images)
 
     @final
+    @in_turn
     def predict(self, images: Tensor) -> Prediction:
         """Predict only: nothing changes, generators included. Images as in a call."""
         self.check()
@@ -143,6 +178,7 @@ class Adapter(ABC):
         return _finished(out, None)
 
     @final
+    @in_turn
     def reset(self) -> None:
         """Back to the source model, bit for bit; what ``fit_source`` learned is kept."""
         self.check()
@@ -151,12 +187,14 @@ class Adapter(ABC):
             self.generator.manual_seed(self._seed)
 
     @final
+    @in_turn
     def state_dict(self) -> dict[str, Tensor]:
         """All that has changed since the start, as a flat dict: copies, storable without pickle."""
         self.check()
         return self._snapshot.export(self)
 
     @final
+    @in_turn
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
         with torch.inference_mode(False):
@@ -164,9 +202,10 @@ class Adapter(ABC):
             self._replay.forget()  # what was learned from source data is another tensor now
 
     @final
+    @in_turn
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), self._precision(source=True):
             now = {name: t.detach().clone() for name, t in flatten(self).items()}
             restore(self, self._snapshot.initial)  # source data is for the source model
             try:
@@ -177,6 +216,7 @@ class Adapter(ABC):
             self._replay.forget()
 
     @final
+    @in_turn
     def check(self) -> None:
         """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch."""
         if self.backbone.device.type == "cpu":
@@ -226,6 +266,19 @@ class Adapter(ABC):
 
     # Ceremony -----------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock: a copy has one of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
+    @in_turn
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Adapter":
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
     def _answered(self, images: Tensor) -> Prediction:
         """The answer as of now, with no draw spent on it."""
         state = self.generator.get_state()
@@ -255,12 +308,20 @@ class Adapter(ABC):
         self._faults += bad.sum()
         return torch.where(bad[:, None, None, None], 0.0, images), bad
 
+    @property
+    def _low(self) -> bool:
+        """Whether the model's weights have 16 bits."""
+        return self.backbone.dtype in (torch.bfloat16, torch.float16)
+
     @contextmanager
-    def _precision(self) -> Iterator[None]:
-        device = self.backbone.device.type
-        low = self.execution.precision == "bfloat16"
+    def _precision(self, *, source: bool = False) -> Iterator[None]:
+        """Autocast as the execution or a model of 16 bits asks for; ``source``: as the model."""
+        asked = self.execution.precision == "bfloat16" and not source
+        kind = torch.bfloat16 if asked or not self._low else self.backbone.dtype
         # No cache: modules that step between the two passes would be read as they were
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=low, cache_enabled=False):
+        with torch.autocast(
+            self.backbone.device.type, kind, enabled=asked or self._low, cache_enabled=False
+        ):
             yield
 
 

@@ -46,6 +46,7 @@ class Backbone(nn.Module, ABC):
     """
 
     family: ClassVar[str]
+    whole: ClassVar[str]  # names (a regex) of the modules called as in the model's own forward
     dim: int
     heads: int
     prefix: int
@@ -56,9 +57,14 @@ class Backbone(nn.Module, ABC):
         self, model: nn.Module, statistics: Statistics, classes: Sequence[int] | None
     ) -> None:
         super().__init__()
-        self.model: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model: Any = _copied(model).eval().requires_grad_(False)
         self.read_shape()
         weight = self.head_weight()
+        if len(weight) < 2:
+            raise UnsupportedModelError(
+                f"this {type(model).__name__} has a head of one class, of which every model is "
+                "sure; give it two classes or more (for one logit: a row of zeros beside its own)"
+            )
         if weight.shape[1] != self.dim:
             raise UnsupportedModelError(
                 f"the head of {type(model).__name__} takes {weight.shape[1]} features but the "
@@ -169,6 +175,11 @@ class Backbone(nn.Module, ABC):
         """The class mask, applied here and nowhere else."""
         return logits if self.class_index is None else logits[:, self.class_index]
 
+    def norms(self) -> list[nn.Module]:
+        """Every norm layer with parameters, input side first."""
+        first, last = self.outer_norms()
+        return [*first, *(norm for i in range(self.depth) for norm in self.block_norms(i)), *last]
+
     def norm_parameters(
         self, *, skip_top: int = 0, skip_blocks: Sequence[int] = (), outer: bool = True
     ) -> list[nn.Parameter]:
@@ -205,6 +216,17 @@ class Backbone(nn.Module, ABC):
                 "layers with learnable parameters"
             )
         return found
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} cannot be copied ({str(error).splitlines()[0][:80]}...). "
+            "A weight that hooks compute from others does that: call torch.nn.utils."
+            "remove_weight_norm, or take torch.nn.utils.parametrizations.weight_norm"
+        ) from error
 
 
 def _class_index(classes: Sequence[int] | None, total: int, device: torch.device) -> Tensor | None:
@@ -252,7 +274,13 @@ def linear_head(head: object, model: nn.Module) -> nn.Linear:
     """The head as a Linear layer, or a refusal that says what is missing."""
     if isinstance(head, nn.Linear):
         return head
+    remedy = "opentta needs a classifier; build the model with num_classes > 0"
+    if isinstance(head, nn.Sequential):
+        place = next(name for name, module in model.named_modules() if module is head)
+        linear = [i for i, layer in enumerate(head) if isinstance(layer, nn.Linear)]
+        remedy = f"it has {len(linear)} Linear layers, and opentta needs one linear layer alone"
+        if len(linear) == 1:  # beside dropout, which does nothing when a model serves
+            remedy = f"put its Linear layer there, model.{place} = model.{place}[{linear[0]}]"
     raise UnsupportedModelError(
-        f"the head of {type(model).__name__} is {type(head).__name__}, not nn.Linear: opentta "
-        "needs a classifier; build the model with num_classes > 0"
+        f"the head of {type(model).__name__} is {type(head).__name__}, not nn.Linear: {remedy}"
     )

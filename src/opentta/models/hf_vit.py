@@ -21,6 +21,10 @@ class HuggingFaceBackbone(Backbone):
     """A transformers ViTForImageClassification."""
 
     family = "huggingface"
+    whole = (
+        r"vit\.embeddings|classifier"
+        r"|vit\.layers\.\d+\.(layernorm_before|layernorm_after|mlp|attention\.[qkvo]_proj)"
+    )
 
     def read_shape(self) -> None:
         """Read the sizes from the model's config and layers."""

@@ -22,6 +22,10 @@ class TimmBackbone(Backbone):
     """A timm VisionTransformer that classifies from its class token."""
 
     family = "timm"
+    whole = (
+        r"patch_embed|pos_drop|patch_drop|norm_pre|fc_norm|head"
+        r"|blocks\.\d+\.(norm1|ls1|norm2|ls2|mlp|attn\.(qkv|norm|gate|proj))"
+    )
 
     def read_shape(self) -> None:
         """Read the sizes, and refuse the variants whose forward is another one."""

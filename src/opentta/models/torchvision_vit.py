@@ -23,18 +23,20 @@ class TorchvisionBackbone(Backbone):
     """A torchvision VisionTransformer."""
 
     family = "torchvision"
+    whole = r"conv_proj|heads|encoder\.layers\.[^.]+\.(ln_1|ln_2|mlp)"
 
     def read_shape(self) -> None:
         """Read the sizes; refuse heads of more than one layer and foreign blocks."""
         model = self.model
         refuse_batch_norm(model)
         heads = model.heads  # fine-tuning often puts a plain Linear in the Sequential's place
-        if not isinstance(heads, nn.Linear) and len(heads) != 1:
+        if hasattr(heads, "pre_logits"):
             raise UnsupportedModelError(
                 "opentta cannot adapt a torchvision VisionTransformer with representation_size: "
                 "its head is not one Linear layer; build it with representation_size=None"
             )
-        self.head = linear_head(heads if isinstance(heads, nn.Linear) else heads[0], model)
+        alone = isinstance(heads, nn.Sequential) and len(heads) == 1
+        self.head = linear_head(heads[0] if alone else heads, model)
         if not len(self.blocks):
             raise UnsupportedModelError("this torchvision VisionTransformer has no blocks")
         for index, block in enumerate(self.blocks):

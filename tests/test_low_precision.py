@@ -1,0 +1,146 @@
+"""Models in bfloat16 and float16: what a method adapts is float32, and it keeps its promises."""
+
+import copy
+import functools
+import subprocess
+import sys
+
+import checks
+import pytest
+import torch
+from makers import Maker
+from material import tiny_vit
+from models_under_test import hugging_face_vit, torchvision_vit
+from test_replay import FULL, graphed
+
+import opentta
+
+PROBE = """
+import torch
+from torch.nn import functional as f
+for kind in (torch.bfloat16, torch.float16):
+    for n, d in ((17, 48), (197, 192)):
+        x = torch.rand(2, n, d, dtype=kind, requires_grad=True)
+        y = f.linear(x, torch.rand(4 * d, d, dtype=kind))
+        y = y + f.scaled_dot_product_attention(y, y, y)
+        y = y.sum() + f.conv2d(x[None, :, :16], torch.rand(4, 2, 8, 8, dtype=kind)).sum()
+        y.backward()
+"""
+
+
+@functools.cache
+def has_kernels():
+    """Some CPUs report a matrix unit that they do not have: the process ends there."""
+    return subprocess.run([sys.executable, "-c", PROBE], check=False).returncode == 0
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    if not has_kernels():
+        pytest.skip("torch's 16-bit kernels do not run on this CPU")
+
+
+LOW = [torch.bfloat16, torch.float16]
+PROMISES = [
+    checks.check_reset_restores_the_start_bit_for_bit,
+    checks.check_resume_goes_on_bit_for_bit,
+    checks.check_only_declared_parameters_move,
+    checks.check_user_model_is_not_changed,
+    checks.check_nothing_moves_when_no_sample_passes,
+    checks.check_reset_and_resume_after_a_recovery,
+]
+
+
+def moved(model, method, stream, **fields):
+    """How many of the model's own numbers differ from the start after the stream."""
+    adapter = opentta.adapt(model, method, normalization="half", **fields)
+    own = {id(p) for p in adapter.backbone.parameters()}
+    params = [p for p in adapter.params if id(p) in own]
+    before = [p.detach().clone() for p in params]
+    for images in stream:
+        adapter(images)
+    return sum(int((p != b).sum()) for p, b in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("method", ["tent", "sar", "stamp", "rotta", "ladder_affine"])
+def test_as_many_parameters_move_as_in_float32(method, dtype):
+    fields = Maker(method).lively
+    full = moved(tiny_vit(), method, checks.batches(4), **fields)
+    low = moved(tiny_vit().to(dtype), method, checks.batches(4), **fields)
+    assert full > 0 and low > 0.97 * full
+
+
+def test_a_real_model_learns_as_in_float32(real_vit, real_images):
+    stream = [real_images[:2], real_images[2:4]]
+    full = moved(real_vit, "tent", stream)
+    assert full > 9500  # of 9,600
+    assert moved(copy.deepcopy(real_vit).bfloat16(), "tent", stream) > 0.99 * full
+
+
+def test_a_slow_teacher_follows():
+    """Steps of 1e-3 and a teacher that takes a thousandth of them: nothing to bfloat16."""
+    make = Maker("cotta")
+    make.model = tiny_vit().bfloat16()
+    adapter = make()
+    before = [t.clone() for t in adapter.state.teacher.weights.values()]
+    checks.run(adapter, checks.batches(2))
+    after = list(adapter.state.teacher.weights.values())
+    assert all(t.dtype == torch.float32 for t in after)
+    moving = [(a != b).float().mean() for a, b in zip(after, before, strict=True)]
+    assert torch.stack(moving).mean() > 0.9
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda f: f.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("method", opentta.methods())
+def test_promise(method, promise, images):
+    make = Maker(method)
+    make.model = tiny_vit().bfloat16()
+    promise(make, images)
+
+
+@pytest.mark.parametrize("method", opentta.methods())
+def test_a_replayed_run_is_the_run(method, monkeypatch):
+    make, stream = Maker(method), checks.batches(6)
+    make.model = tiny_vit().bfloat16()
+    fields = FULL.get(method, {})
+    expected = checks.run(make(**fields), stream)
+    adapter, _ = graphed(make(**fields), monkeypatch)
+    assert checks.equal_runs(checks.run(adapter, stream), expected)
+
+
+FAMILIES = {
+    "timm": tiny_vit,
+    "timm qk-norm": lambda: tiny_vit(qk_norm=True),
+    "timm layer scale": lambda: tiny_vit(init_values=0.1),
+    "timm pre-norm": lambda: tiny_vit(pre_norm=True),
+    "timm rms-norm": lambda: tiny_vit(norm_layer="rmsnorm", qk_norm=True),
+    "torchvision": torchvision_vit,
+    "huggingface": hugging_face_vit,
+}
+VARIANTS = [
+    ("tent", {}),
+    ("cotta", {}),
+    ("ladder_affine", {"skip_top": 1}),
+    ("ladder_affine", {"skip_top": 1, "affine": "token", "ladder": "channelwise"}),
+    ("ladder_affine", {"skip_top": 1, "sim_on": "all_blocks", "update": "joint"}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # torch's own, of speed; RMSNorm on a CPU
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("method, fields", VARIANTS, ids=str)
+def test_every_family_answers_about_as_in_float32(name, method, fields, images):
+    if name == "huggingface":
+        pytest.importorskip("transformers", reason="the extra hf is not installed")
+    full = opentta.adapt(FAMILIES[name](), method, normalization="half", **fields)
+    low = opentta.adapt(FAMILIES[name]().bfloat16(), method, normalization="half", **fields)
+    for _ in range(2):
+        one, other = full(images), low(images)
+        assert other.logits.dtype == torch.bfloat16
+        assert (one.logits - other.logits).abs().mean() < 0.1 * one.logits.std()
+    assert all(p.dtype == torch.float32 for p in low.params)
+    frozen = {p.dtype for p in low.backbone.model.parameters() if not p.requires_grad}
+    assert method == "cotta" or torch.bfloat16 in frozen
+    state = low.backbone.model.state_dict()
+    FAMILIES[name]().bfloat16().load_state_dict(state)  # keys of the user's model stay valid
