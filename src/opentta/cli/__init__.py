@@ -9,21 +9,21 @@ from typing import Annotated, Any, Union, cast
 import tyro
 from tyro.conf import subcommand
 
-from opentta.bench.doctor import Doctor
 from opentta.cli.bench import Bench
 from opentta.cli.console import PLAIN, Command, make_console
 from opentta.cli.data import Data
+from opentta.cli.doctor import Doctor
 from opentta.cli.methods import Methods
+from opentta.cli.report import Report
 from opentta.cli.tune import Tune
 from opentta.errors import OpenttaError
-from opentta.report.command import ReportCommand
 
 USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
 
 COMMANDS: tuple[tuple[str, type[Command]], ...] = (
     ("bench", Bench),
     ("tune", Tune),
-    ("report", ReportCommand),
+    ("report", Report),
     ("methods", Methods),
     ("data", Data),
     ("doctor", Doctor),

@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import Positional, subcommand
 
 from opentta.cli.console import PLAIN, make_console, processors
-from opentta.datasets.imagenet_mini_rebuild import DataImagenetMini
+from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentta.datasets.checking import Finding
@@ -126,6 +126,63 @@ class DataCorrupt:
             for skipped in report.skipped:
                 console.print(f"  skipped {skipped.path}: {skipped.reason}", **PLAIN)
         return 0
+
+
+@dataclass(frozen=True)
+class DataImagenetMini:
+    """Make the folder imagenet-mini from your own copies of three data sets, or check it.
+
+    The package knows its 2,960 pictures by name and hash. Each original is resized to 256 (short
+    side), cropped to its centre and saved; then every file is compared with the list. Files of
+    another decoder or encoder have other bytes but are recognised as the same picture. The exit
+    status is 0 when every listed picture is there, else 1.
+    """
+
+    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
+    """The folder, by custom ROOT/imagenet-mini where ROOT is your --data-root."""
+
+    imagenet_val: Path | None = None
+    """ImageNet-1k validation images, in one folder or in one a class."""
+
+    dtd: Path | None = None
+    """The Describable Textures Dataset, unpacked."""
+
+    flowers: Path | None = None
+    """Oxford Flowers 102, unpacked."""
+
+    check: bool = False
+    """Only compare DST with the list; write nothing."""
+
+    def run(self) -> int:
+        """Rebuild or check, and print how many files are in which state."""
+        from opentta.datasets.imagenet_mini import check_imagenet_mini
+        from opentta.datasets.imagenet_mini_rebuild import (
+            complete,
+            rebuild_imagenet_mini,
+            report_lines,
+        )
+
+        console, progress = make_console(), make_console(stderr=True)
+        sources = (self.imagenet_val, self.dtd, self.flowers)
+        if self.check:
+            if any(source is not None for source in sources):
+                raise ConfigError("--check writes nothing: leave the folders of originals out")
+            findings = check_imagenet_mini(self.dst)
+        elif not any(source is not None for source in sources):
+            raise ConfigError(
+                "nothing to rebuild from: pass --imagenet-val, --dtd or --flowers, or --check to "
+                "compare DST with the list"
+            )
+        else:
+            with progress.status("looking for originals") as status:
+                findings = rebuild_imagenet_mini(
+                    *sources,
+                    self.dst,
+                    progress=lambda done, total: status.update(f"{done:,} of {total:,} pictures"),
+                )
+        for line in report_lines(self.dst, findings):
+            console.print(line, **PLAIN)
+        return 0 if complete(findings) else 1
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opentta.bench.results import Store
     from opentta.bench.runner import Tally
 
+RESULTS = Path("opentta-results")
+"""Where results go when no folder is named."""
 SOME_FAILED = 1  # exit status
 
 
@@ -28,7 +30,7 @@ class Running:
     data_root: Path | None = None
     """Folder of the data sets; `opentta data check ROOT` says what is there."""
 
-    results: Path = Path("opentta-results")
+    results: Path = RESULTS
     """Folder of the store. What it holds already is not computed again."""
 
     weights: Path | None = None
