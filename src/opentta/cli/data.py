@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 from tyro.conf import Positional, subcommand
 
-from opentta.cli.console import PLAIN, make_console, processors
+from opentta.cli.console import PLAIN, Names, Numbers, make_console, option, processors
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,19 +26,19 @@ class DataCheck:
     the check ran, whatever it found.
     """
 
-    root: Annotated[Positional[Path], tyro.conf.arg(metavar="ROOT")]
+    root: Annotated[Positional[Path], option("ROOT")]
     """Folder that holds the data sets."""
 
-    datasets: tuple[str, ...] = ()
+    datasets: Annotated[Names, option("NAME [NAME ...]")] = ()
     """Names to look for, such as imagenet-c textures. Left out: the paper's; all: every one."""
 
     full: bool = False
     """Decode every image instead of looking at its header; finds truncated files, takes longer."""
 
-    severity: int = 5
+    severity: Annotated[int, option("N")] = 5
     """Severity at which corrupted data sets are checked."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, option("N")] = None
     """Processes that look at the images. Left out: one a processor."""
 
     def run(self) -> int:
@@ -74,22 +73,22 @@ class DataCorrupt:
     a run that was interrupted goes on where it stopped when it is started again.
     """
 
-    src: Annotated[Positional[Path], tyro.conf.arg(metavar="SRC")]
+    src: Annotated[Positional[Path], option("SRC")]
     """Folder of clean images, flat or nested."""
 
-    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
+    dst: Annotated[Positional[Path], option("DST")]
     """Folder to write to."""
 
-    corruption: tuple[str, ...] = ()
+    corruption: Annotated[Names, option("NAME [NAME ...]")] = ()
     """Names such as fog snow. Left out: the fifteen of the paper."""
 
-    severity: tuple[int, ...] = (5,)
+    severity: Annotated[Numbers, option("N [N ...]")] = (5,)
     """Severities from 1 to 5."""
 
-    crop: int | None = 224
+    crop: Annotated[int | None, option("N|None")] = 224
     """Side of the centre crop; None corrupts images at the size they have."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, option("N")] = None
     """Processes. Left out: one a processor."""
 
     on_error: Literal["skip", "raise"] = "skip"
@@ -138,16 +137,16 @@ class DataImagenetMini:
     status is 0 when every listed picture is there, else 1.
     """
 
-    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
+    dst: Annotated[Positional[Path], option("DST")]
     """The folder, by custom ROOT/imagenet-mini where ROOT is your --data-root."""
 
-    imagenet_val: Path | None = None
+    imagenet_val: Annotated[Path | None, option("FOLDER")] = None
     """ImageNet-1k validation images, in one folder or in one a class."""
 
-    dtd: Path | None = None
+    dtd: Annotated[Path | None, option("FOLDER")] = None
     """The Describable Textures Dataset, unpacked."""
 
-    flowers: Path | None = None
+    flowers: Annotated[Path | None, option("FOLDER")] = None
     """Oxford Flowers 102, unpacked."""
 
     check: bool = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from opentta.cli.console import make_console
+from opentta.cli.console import make_console, option
 from opentta.cli.running import RESULTS
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ class Doctor:
     changed. The exit status is 0 when there is no problem, else 1.
     """
 
-    data_root: Path | None = None
-    """Folder of the data sets."""
+    data_root: Annotated[Path | None, option("ROOT")] = None
+    """Folder of the data sets. Left out: data are not looked for."""
 
-    results: Path = RESULTS
+    results: Annotated[Path, option("FOLDER")] = RESULTS
     """Folder of results, to see whether it can be written."""
 
-    weights: Path | None = None
+    weights: Annotated[Path | None, option("FILE")] = None
     """A safetensors file, to see whether it fits its backbone."""
 
-    backbone: str | None = None
+    backbone: Annotated[str | None, option("NAME")] = None
     """timm's name with its tag. Left out: the paper's, or the one that the file is named after."""
 
     def run(self) -> int:

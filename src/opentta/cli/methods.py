@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console
+from opentta.cli.console import PLAIN, make_console, option
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Methods:
     A method that needs source data says so: call adapter.fit_source(loader) before it runs.
     """
 
-    names: Positional[tuple[str, ...]] = ()
+    names: Annotated[Positional[tuple[str, ...]], option("[METHOD ...]")] = ()
     """Methods to show. Left out: all."""
 
     bibtex: bool = False

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console
+from opentta.cli.console import PLAIN, make_console, option
 
 
 @dataclass(frozen=True)
@@ -20,10 +19,10 @@ class Report:
     and report.html, which opens in any browser without a network. Needs no GPU and no data set.
     """
 
-    results: Annotated[Positional[Path], tyro.conf.arg(metavar="RESULTS")]
+    results: Annotated[Positional[Path], option("RESULTS")]
     """Folder that a benchmark wrote: the one that holds results.jsonl, or published ones."""
 
-    out: Path | None = None
+    out: Annotated[Path | None, option("FOLDER")] = None
     """Folder to write to. Left out: RESULTS/report."""
 
     only: Literal["all", "tables", "figures", "page"] = "all"
