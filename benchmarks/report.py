@@ -21,8 +21,8 @@ PAGE = 10e6
 RUN = """
 import sys
 from pathlib import Path
-from opentta.report.command import ReportCommand
-ReportCommand(Path(sys.argv[1]), Path(sys.argv[2]), only=sys.argv[3] or None).run()
+from opentta.cli.report import Report
+Report(Path(sys.argv[1]), Path(sys.argv[2]), only=sys.argv[3] or "all").run()
 """
 
 

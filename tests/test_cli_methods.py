@@ -1,8 +1,11 @@
 """``opentta methods``, as a user types it."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 import opentta
+from opentta import registry
 from opentta.cli import main
 
 
@@ -32,3 +35,18 @@ def test_a_mistyped_method_gets_a_hint(capsys):
     status, _, err = typed(capsys, "methods", "tnet")
     assert status == 2
     assert err.startswith("error: unknown method 'tnet': did you mean 'tent'")
+
+
+def test_a_method_of_another_package_that_does_not_import_is_named_and_the_rest_listed(
+    capsys, monkeypatch
+):
+    entry = EntryPoint("half", "no_such_module:Half", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    for words in (("methods",), ("methods", "--bibtex")):
+        status, out, err = typed(capsys, *words)
+        assert status == 0 and ("| tent " in out or "wang2021tent" in out)
+        assert "half" not in out
+        assert err.startswith("note: left out: the method 'half'") and "no_such_module" in err
+    status, out, err = typed(capsys, "methods", "half")
+    assert status == 2 and out == ""
+    assert err.startswith("error: the method 'half'") and "no_such_module:Half" in err

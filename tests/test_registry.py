@@ -11,7 +11,7 @@ from material import tiny_vit
 
 import opentta
 from opentta import registry
-from opentta.errors import ConfigError, DtypeError, StateError, UnknownNameError
+from opentta.errors import ConfigError, DtypeError, PluginError, StateError, UnknownNameError
 
 
 def test_every_built_in_name_is_registered_by_its_module():
@@ -60,6 +60,45 @@ def test_a_method_of_another_package_is_found(monkeypatch, images):
         assert opentta.adapt(tiny_vit(), "source").name == "source"  # keeps its own
     finally:
         registry._registered.pop("borrowed", None)
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """An installed package whose method does not import, beside one whose method does."""
+    (tmp_path / "half_done.py").write_text("import no_such_module\n")
+    (tmp_path / "no_step.py").write_text("class NoStep:\n    pass\n")
+    info = tmp_path / "half_done-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half-done\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[opentta.methods]\nhalf = half_done:Half\nbare = no_step:NoStep\n"
+        "borrowed = opentta.methods.source:Source\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    registry._registered.pop("borrowed", None)
+
+
+def test_a_method_that_does_not_import_is_left_out_of_the_list_and_named(broken):
+    with pytest.warns(UserWarning) as told:
+        names = opentta.methods()
+    assert names == (*registry.BUILT_IN, "borrowed")
+    half, bare = (str(each.message) for each in told)
+    assert "'half' of the package half-done 1.2 (half = half_done:Half) does not load" in half
+    assert "No module named 'no_such_module'" in half
+    assert "'bare'" in bare and "NoStep has no step" in bare
+    assert told[0].filename == __file__
+
+
+def test_asking_for_a_method_that_does_not_import_names_the_package_and_the_reason(broken):
+    for ask in (registry.method, lambda name: opentta.adapt(tiny_vit(), name)):
+        with pytest.raises(
+            PluginError, match=r"half-done 1\.2 .*no_such_module.*uninstall"
+        ) as told:
+            ask("half")
+        assert isinstance(told.value.__cause__, ModuleNotFoundError)
+    with pytest.raises(UnknownNameError, match="did you mean 'half'"):
+        registry.method("hafl")
 
 
 @pytest.mark.parametrize("package", ["opentta", "opentta.report", "opentta.methods"])

@@ -40,6 +40,10 @@ class UnknownNameError(OpenttaError, ValueError):
     """A method, field, corruption, dataset or preset that does not exist."""
 
 
+class PluginError(OpenttaError, ImportError):
+    """A method of another package that cannot be imported, or is none."""
+
+
 class ConfigError(OpenttaError, ValueError):
     """A setting that has the wrong type or a value out of its range."""
 

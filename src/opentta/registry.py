@@ -1,11 +1,12 @@
 """Names of methods: the built-in ones, those registered by hand, and those of other packages."""
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from opentta.errors import ConfigError, unknown
+from opentta.errors import ConfigError, PluginError, unknown
 
 ENTRY_POINT_GROUP = "opentta.methods"
 
@@ -78,9 +79,26 @@ def unregister(name: str) -> None:
 
 
 def methods() -> tuple[str, ...]:
-    """Names of all methods: built-in, then those of installed packages, then registered ones."""
+    """Names of all methods: built-in, then those of installed packages, then registered ones.
+
+    Imports nothing, so a name of another package may stand for a method that does not load.
+    """
     plugged = [entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)]
     return tuple(dict.fromkeys([*BUILT_IN, *plugged, *_registered]))
+
+
+def usable() -> tuple[str, ...]:
+    """``methods`` without those of other packages that do not load; a warning names each."""
+    names = []
+    for name in methods():
+        try:
+            if name not in BUILT_IN:
+                method(name)
+        except PluginError as error:
+            warnings.warn(f"left out: {error}", stacklevel=3)  # at the line of opentta.methods()
+        else:
+            names.append(name)
+    return tuple(names)
 
 
 def method(name: str) -> type[Any]:
@@ -92,7 +110,19 @@ def method(name: str) -> type[Any]:
         return _registered[name]
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
-            cls: type[Any] = entry.load()
-            register(name)(cls)
-            return _registered[name]
+            return _load(entry)
     raise unknown("method", name, methods())
+
+
+def _load(entry: EntryPoint) -> type[Any]:
+    """The method of another package."""
+    try:
+        register(entry.name)(entry.load())
+    except Exception as error:  # another's code may raise anything
+        dist = getattr(entry, "dist", None)
+        package = f"{dist.name} {dist.version}" if dist else entry.value.partition(":")[0]
+        raise PluginError(
+            f"the method {entry.name!r} of the package {package} ({entry.name} = {entry.value}) "
+            f"does not load: {type(error).__name__}: {error}; upgrade or uninstall that package"
+        ) from error
+    return _registered[entry.name]

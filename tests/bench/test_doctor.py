@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from opentta.bench import checkup, doctor
 from opentta.bench.checkup import Check, Requirement, older, processors
-from opentta.bench.doctor import Doctor, check_backbone, check_data, examine, make_table
+from opentta.bench.doctor import check_backbone, check_data, examine
 from opentta.bench.results import Record, Store
+from opentta.cli.doctor import Doctor, make_table
 from opentta.datasets import imagenet_wnids
 from opentta.datasets.corruptions import CORRUPTIONS
 

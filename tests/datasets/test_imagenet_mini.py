@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from opentta.cli.data import DataImagenetMini
 from opentta.datasets import (
     DATASETS,
     OnTheFly,
@@ -34,7 +35,7 @@ from opentta.datasets.imagenet_mini import (
     pictures,
     write_list,
 )
-from opentta.datasets.imagenet_mini_rebuild import DataImagenetMini, rebuild_imagenet_mini
+from opentta.datasets.imagenet_mini_rebuild import rebuild_imagenet_mini
 from opentta.errors import ConfigError, DataError
 
 WNIDS = imagenet_wnids()

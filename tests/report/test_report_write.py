@@ -1,5 +1,6 @@
 """The report on disk: complete, the same every time, and made without torch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,8 @@ import pytest
 import tyro
 from stores import make_store, places
 
+from opentta.cli.report import Report
 from opentta.errors import ConfigError, UnknownNameError
-from opentta.report.command import ReportCommand
 from opentta.report.study import load_study
 from opentta.report.write import file_names, write_report, write_tables
 
@@ -24,9 +25,9 @@ class Refuse(MetaPathFinder):
 
 sys.meta_path.insert(0, Refuse())
 from pathlib import Path
-from opentta.report.command import ReportCommand
+from opentta.cli.report import Report
 
-assert ReportCommand(Path(sys.argv[1]), Path(sys.argv[2]), only=sys.argv[3]).run() == 0
+assert Report(Path(sys.argv[1]), Path(sys.argv[2]), only=sys.argv[3]).run() == 0
 assert "torch" not in sys.modules
 if sys.argv[3] == "tables":
     assert not {"matplotlib", "pandas", "sklearn", "scipy"} & set(sys.modules)
@@ -69,7 +70,7 @@ def run_blocked(store, out, only, hash_seed="0"):
         [sys.executable, "-W", "error", "-c", BLOCKED, str(store), str(out), only],
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": hash_seed, "MPLCONFIGDIR": str(out)},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "MPLCONFIGDIR": str(out)},
     )
 
 
@@ -94,7 +95,7 @@ def test_an_unknown_part_is_refused(store):
 
 
 def test_the_command_prints_the_tables_and_where_the_files_are(store, tmp_path, capsys):
-    assert ReportCommand(store, tmp_path / "out", only="tables").run() == 0
+    assert Report(store, tmp_path / "out", only="tables").run() == 0
     out = capsys.readouterr().out
     assert "textures" in out and "sar" in out and "4 files in" in out
     assert str(tmp_path / "out" / "tables" / "table1.md") in out.replace("\n", "")
@@ -109,7 +110,7 @@ def test_a_file_in_the_way_is_a_clear_error_before_anything_is_written(
     file.write_text("mine")
     out = tmp_path / "out" if "tables" in where else file / where
     with pytest.raises(ConfigError, match="is a file; name another folder"):
-        ReportCommand(store, out).run()
+        Report(store, out).run()
     with pytest.raises(ConfigError, match="expected a folder to write the report to"):
         write_report(store, out)
     assert capsys.readouterr().out == "" and file.read_text() == "mine"
@@ -118,7 +119,7 @@ def test_a_file_in_the_way_is_a_clear_error_before_anything_is_written(
 
 def test_the_parts_are_listed_in_order_and_without_none(store, capsys):
     with pytest.raises(SystemExit):
-        tyro.cli(ReportCommand, args=[str(store), "--only", "table"])
+        tyro.cli(Report, args=[str(store), "--only", "table"])
     told = "".join(capsys.readouterr().err.split())
     assert "('all','tables','figures','page')" in told and "None" not in told
 

@@ -247,7 +247,7 @@ def check_plugins() -> list[Check]:
         try:
             registry.method(entry.name)
         except Exception as error:  # another's code may raise anything, and must not end this
-            found = f"{entry.value} cannot be loaded: {_line(error)}"
+            found = f"{entry.value} cannot be loaded: {_line(error.__cause__ or error)}"
             advice = "upgrade or uninstall that package"
             checks.append(Check(topic, "problem", found, advice))
         else:

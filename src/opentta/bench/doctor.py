@@ -1,16 +1,14 @@
-"""``opentta doctor``: what would go wrong, or give other numbers than the paper's, and the remedy.
+"""What ``opentta doctor`` looks for: what would go wrong, or give other numbers than the paper's.
 
-Reads, never downloads, changes nothing.
+Every finding comes with its remedy. Reads, never downloads, changes nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opentta.bench.checkup import (
     Check,
@@ -20,7 +18,6 @@ from opentta.bench.checkup import (
     check_plugins,
     check_software,
     installed,
-    shown,
 )
 from opentta.datasets.catalog import DATASETS, Entry, root_hint
 from opentta.datasets.corruptions import CORRUPTIONS
@@ -29,17 +26,12 @@ from opentta.datasets.imagenet_mini import pictures
 from opentta.datasets.images import IMAGE_SUFFIXES
 from opentta.errors import OpenttaError, UnknownNameError
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-RESULTS = Path("opentta-results")
-"""Where ``opentta bench`` puts its results."""
 _MINI = "imagenet-mini"
 
 
 def examine(
+    results: Path | str,
     data_root: Path | str | None = None,
-    results: Path | str | None = None,
     *,
     weights: Path | str | None = None,
     backbone: str | None = None,
@@ -59,7 +51,7 @@ def examine(
         "backbone": partial(check_backbone, backbone, None if weights is None else Path(weights)),
         "methods": check_plugins,
         "data": partial(check_data, None if data_root is None else Path(data_root)),
-        "places": partial(check_places, RESULTS if results is None else Path(results)),
+        "places": partial(check_places, Path(results)),
     }
     checks = []
     for name, look in sections.items():
@@ -226,64 +218,3 @@ def _mini(folder: Path) -> Check:
         state: State = "note" if missing < len(pictures()) else "problem"
         return Check(f"data {_MINI}", state, found, advice)
     return Check(f"data {_MINI}", "ok", found)
-
-
-@dataclass(frozen=True)
-class Doctor:
-    """Examine this installation: versions, GPU, the traps of weights and mean and std, data found.
-
-    Every line says what was found and, where something is amiss, what to do: a problem stops a
-    benchmark, a note changes its speed or its numbers. Nothing is downloaded and nothing is
-    changed. The exit status is 0 when there is no problem, else 1.
-    """
-
-    data_root: Path | None = None
-    """Folder of the data sets."""
-
-    results: Path = RESULTS
-    """Folder of results, to see whether it can be written."""
-
-    weights: Path | None = None
-    """A safetensors file, to see whether it fits its backbone."""
-
-    backbone: str | None = None
-    """timm's name with its tag. Left out: the paper's, or the one that the file is named after."""
-
-    def run(self) -> int:
-        """Look, and print one table."""
-        from rich.console import Console
-
-        console = Console()
-        with Console(stderr=True).status("looking"):
-            checks = examine(
-                self.data_root, self.results, weights=self.weights, backbone=self.backbone
-            )
-        console.print(make_table(checks, console.encoding))
-        problems = sum(check.state == "problem" for check in checks)
-        notes = sum(check.state == "note" for check in checks)
-        console.print(f"{_count(problems, 'problem')}, {_count(notes, 'note')}", highlight=False)
-        return 1 if problems else 0
-
-
-def make_table(checks: Sequence[Check], encoding: str = "utf-8") -> Table:
-    """The checks as a table that needs neither colour nor a wide terminal."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.ASCII2, title="opentta doctor", title_justify="left")
-    table.add_column("state", no_wrap=True)
-    table.add_column("what", overflow="fold", max_width=16)
-    table.add_column("found, and -> what to do", overflow="fold")
-    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
-    for check in checks:
-        text = check.found + (f"\n-> {check.advice}" if check.advice else "")
-        state = check.state.upper() if check.state == "problem" else check.state
-        table.add_row(
-            Text(state, style=styles[check.state]), Text(check.topic), Text(shown(text, encoding))
-        )
-    return table
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

@@ -9,21 +9,22 @@ from typing import Annotated, Any, Union, cast
 import tyro
 from tyro.conf import subcommand
 
-from opentta.bench.doctor import Doctor
+import opentta
 from opentta.cli.bench import Bench
 from opentta.cli.console import PLAIN, Command, make_console
 from opentta.cli.data import Data
+from opentta.cli.doctor import Doctor
 from opentta.cli.methods import Methods
+from opentta.cli.report import Report
 from opentta.cli.tune import Tune
-from opentta.errors import OpenttaError
-from opentta.report.command import ReportCommand
+from opentta.errors import OpenttaError, unknown
 
 USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
 
 COMMANDS: tuple[tuple[str, type[Command]], ...] = (
     ("bench", Bench),
     ("tune", Tune),
-    ("report", ReportCommand),
+    ("report", Report),
     ("methods", Methods),
     ("data", Data),
     ("doctor", Doctor),
@@ -33,9 +34,12 @@ COMMANDS: tuple[tuple[str, type[Command]], ...] = (
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the ``opentta`` command."""
-    command = _parse(args)
+    words = sys.argv[1:] if args is None else list(args)
+    if words[:1] == ["--version"]:
+        make_console().print(f"opentta {opentta.__version__}", **PLAIN)
+        sys.exit(0)
     try:
-        status = command.run()
+        status = _parse(words).run()
     except (OpenttaError, OSError) as error:  # OSError: no permission, no space on the disk
         make_console(stderr=True).print(f"error: {error}", **PLAIN)
         status = USAGE_ERROR
@@ -45,15 +49,28 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _parse(args: Sequence[str] | None) -> Command:
-    choices: list[Any] = [Annotated[kind, subcommand(name)] for name, kind in COMMANDS]
+def _parse(words: Sequence[str]) -> Command:
+    first = words[0] if words else ""
+    if first and not first.startswith("-") and first not in dict(COMMANDS):
+        raise unknown("command", first, dict(COMMANDS))
+    # A command's own help tells all of its docstring, the list of commands one line of each.
+    choices: list[Any] = [
+        Annotated[kind, subcommand(name, description=None if name == first else _idea(kind))]
+        for name, kind in COMMANDS
+    ]
     return cast(
         Command,
         tyro.cli(
             cast(Any, Union[tuple(choices)]),  # noqa: UP007  # built from a list, not written out
             prog="opentta",
-            description="Open-world test-time adaptation of Vision Transformers.",
-            args=args,
+            description="Open-world test-time adaptation of Vision Transformers. "
+            "`opentta COMMAND --help` tells more of a command, `opentta --version` the version.",
+            args=words,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         ),
     )
+
+
+def _idea(command: type[Command]) -> str:
+    """The first line of what a command says of itself."""
+    return (command.__doc__ or "").strip().partition("\n")[0]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console
+from opentta.cli.console import PLAIN, Names, Numbers, make_console, option
 from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
@@ -30,44 +29,45 @@ class Bench(Running):
     when the arguments make no sense.
     """
 
-    preset: Annotated[Positional[str], tyro.conf.arg(metavar="PRESET")] = "mini"
+    preset: Annotated[Positional[str], option("[PRESET]")] = "mini"
     """Name of a preset such as table1, or a TOML file."""
 
     full: bool = False
     """All of the embedded benchmark: mini's full grid instead of the short part."""
 
-    methods: tuple[str, ...] = ()
+    methods: Annotated[Names, option("METHOD [METHOD ...]")] = ()
     """Rows to run: methods or variants of the preset, or other methods. Left out: the preset's."""
 
-    id: tuple[str, ...] = ()
+    id: Annotated[Names, option("SET [SET ...]")] = ()
     """ID sets. Left out: the preset's."""
 
-    ood: tuple[str, ...] = ()
+    ood: Annotated[Names, option("SET [SET ...]")] = ()
     """OOD sets, a stream each; a+b puts both into one. Left out: the preset's."""
 
-    corruptions: tuple[str, ...] = ()
+    corruptions: Annotated[Names, option("NAME [NAME ...]")] = ()
     """Names such as fog snow. Left out: the preset's."""
 
-    severities: tuple[int, ...] = ()
+    severities: Annotated[Numbers, option("N [N ...]")] = ()
     """Severities from 1 to 5. Left out: the preset's."""
 
-    seeds: tuple[int, ...] = ()
+    seeds: Annotated[Numbers, option("N [N ...]")] = ()
     """Seeds of stream and method. Left out: the preset's, 2024 2025 2026 for the paper's."""
 
-    backbone: str | None = None
+    backbone: Annotated[str | None, option("NAME")] = None
     """timm's name with its tag. Left out: the preset's."""
 
-    preprocessing: Literal["paper", "correct"] | None = None
-    """paper reproduces the published numbers; correct is what the checkpoint was trained with."""
+    preprocessing: Annotated[Literal["paper", "correct"] | None, option("{paper,correct}")] = None
+    """paper: for the published numbers; correct: as the checkpoint was trained.
+    Left out: the preset's."""
 
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, option("N")] = None
     """Images a batch. Left out: the preset's."""
 
-    limit: int | None = None
-    """At most this many ID images a stream, OOD images in proportion; the table says so."""
+    limit: Annotated[int | None, option("N")] = None
+    """At most this many ID images a stream, OOD images in proportion. Left out: all."""
 
-    set: tuple[str, ...] = ()
-    """Fields of a method's config: METHOD.FIELD=VALUE, such as sar.lr=0.02."""
+    set: Annotated[Names, option("METHOD.FIELD=VALUE [...]")] = ()
+    """Fields of a method's config, such as sar.lr=0.02. Left out: the preset's."""
 
     dry_run: bool = False
     """Print the cells, their number and what they would cost; compute nothing."""

@@ -1,9 +1,13 @@
-"""What every command uses to talk: a console, plain lines, the number of processors."""
+"""What every command shares: a console, plain lines, how options are read and shown."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Protocol
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 """Options of ``console.print`` for text that is no markup and must not be broken."""
@@ -15,6 +19,41 @@ class Command(Protocol):
     def run(self) -> int:
         """Do the work; an ``OpenttaError`` becomes one line and status 2."""
         ...
+
+
+def option(metavar: str) -> Any:
+    """How an option is shown: what to write behind it, and its default where it has one."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=_default)
+
+
+def _default(written: str) -> str:
+    return "" if written in ("", "None") else f"(default: {written})"
+
+
+def _several(kind: Callable[[str], Any]) -> Any:
+    """One value or more behind an option; tyro alone would take none, too."""
+
+    def read(words: list[str]) -> tuple[Any, ...]:
+        if not words:
+            raise ValueError("expected at least one value, got none; leave it out for the default")
+        return tuple(kind(word) for word in words)
+
+    def write(values: Sequence[Any]) -> list[str]:
+        return [str(value) for value in values]
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=write,
+    )
+
+
+Names = Annotated[tuple[str, ...], _several(str)]
+"""An option with one name or more behind it."""
+Numbers = Annotated[tuple[int, ...], _several(int)]
+"""An option with one whole number or more behind it."""
 
 
 def make_console(stderr: bool = False) -> Any:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 from tyro.conf import Positional, subcommand
 
-from opentta.cli.console import PLAIN, make_console, processors
-from opentta.datasets.imagenet_mini_rebuild import DataImagenetMini
+from opentta.cli.console import PLAIN, Names, Numbers, make_console, option, processors
+from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentta.datasets.checking import Finding
@@ -27,19 +26,19 @@ class DataCheck:
     the check ran, whatever it found.
     """
 
-    root: Annotated[Positional[Path], tyro.conf.arg(metavar="ROOT")]
+    root: Annotated[Positional[Path], option("ROOT")]
     """Folder that holds the data sets."""
 
-    datasets: tuple[str, ...] = ()
+    datasets: Annotated[Names, option("NAME [NAME ...]")] = ()
     """Names to look for, such as imagenet-c textures. Left out: the paper's; all: every one."""
 
     full: bool = False
     """Decode every image instead of looking at its header; finds truncated files, takes longer."""
 
-    severity: int = 5
+    severity: Annotated[int, option("N")] = 5
     """Severity at which corrupted data sets are checked."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, option("N")] = None
     """Processes that look at the images. Left out: one a processor."""
 
     def run(self) -> int:
@@ -74,22 +73,22 @@ class DataCorrupt:
     a run that was interrupted goes on where it stopped when it is started again.
     """
 
-    src: Annotated[Positional[Path], tyro.conf.arg(metavar="SRC")]
+    src: Annotated[Positional[Path], option("SRC")]
     """Folder of clean images, flat or nested."""
 
-    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
+    dst: Annotated[Positional[Path], option("DST")]
     """Folder to write to."""
 
-    corruption: tuple[str, ...] = ()
+    corruption: Annotated[Names, option("NAME [NAME ...]")] = ()
     """Names such as fog snow. Left out: the fifteen of the paper."""
 
-    severity: tuple[int, ...] = (5,)
+    severity: Annotated[Numbers, option("N [N ...]")] = (5,)
     """Severities from 1 to 5."""
 
-    crop: int | None = 224
+    crop: Annotated[int | None, option("N|None")] = 224
     """Side of the centre crop; None corrupts images at the size they have."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, option("N")] = None
     """Processes. Left out: one a processor."""
 
     on_error: Literal["skip", "raise"] = "skip"
@@ -126,6 +125,63 @@ class DataCorrupt:
             for skipped in report.skipped:
                 console.print(f"  skipped {skipped.path}: {skipped.reason}", **PLAIN)
         return 0
+
+
+@dataclass(frozen=True)
+class DataImagenetMini:
+    """Make the folder imagenet-mini from your own copies of three data sets, or check it.
+
+    The package knows its 2,960 pictures by name and hash. Each original is resized to 256 (short
+    side), cropped to its centre and saved; then every file is compared with the list. Files of
+    another decoder or encoder have other bytes but are recognised as the same picture. The exit
+    status is 0 when every listed picture is there, else 1.
+    """
+
+    dst: Annotated[Positional[Path], option("DST")]
+    """The folder, by custom ROOT/imagenet-mini where ROOT is your --data-root."""
+
+    imagenet_val: Annotated[Path | None, option("FOLDER")] = None
+    """ImageNet-1k validation images, in one folder or in one a class."""
+
+    dtd: Annotated[Path | None, option("FOLDER")] = None
+    """The Describable Textures Dataset, unpacked."""
+
+    flowers: Annotated[Path | None, option("FOLDER")] = None
+    """Oxford Flowers 102, unpacked."""
+
+    check: bool = False
+    """Only compare DST with the list; write nothing."""
+
+    def run(self) -> int:
+        """Rebuild or check, and print how many files are in which state."""
+        from opentta.datasets.imagenet_mini import check_imagenet_mini
+        from opentta.datasets.imagenet_mini_rebuild import (
+            complete,
+            rebuild_imagenet_mini,
+            report_lines,
+        )
+
+        console, progress = make_console(), make_console(stderr=True)
+        sources = (self.imagenet_val, self.dtd, self.flowers)
+        if self.check:
+            if any(source is not None for source in sources):
+                raise ConfigError("--check writes nothing: leave the folders of originals out")
+            findings = check_imagenet_mini(self.dst)
+        elif not any(source is not None for source in sources):
+            raise ConfigError(
+                "nothing to rebuild from: pass --imagenet-val, --dtd or --flowers, or --check to "
+                "compare DST with the list"
+            )
+        else:
+            with progress.status("looking for originals") as status:
+                findings = rebuild_imagenet_mini(
+                    *sources,
+                    self.dst,
+                    progress=lambda done, total: status.update(f"{done:,} of {total:,} pictures"),
+                )
+        for line in report_lines(self.dst, findings):
+            console.print(line, **PLAIN)
+        return 0 if complete(findings) else 1
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console
+from opentta.cli.console import PLAIN, make_console, option
+from opentta.errors import PluginError
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Methods:
     A method that needs source data says so: call adapter.fit_source(loader) before it runs.
     """
 
-    names: Positional[tuple[str, ...]] = ()
+    names: Annotated[Positional[tuple[str, ...]], option("[METHOD ...]")] = ()
     """Methods to show. Left out: all."""
 
     bibtex: bool = False
@@ -27,7 +29,7 @@ class Methods:
         from opentta import registry
 
         console = make_console()
-        classes = [registry.method(name) for name in self.names or registry.methods()]
+        classes = [registry.method(name) for name in self.names] or _all()
         if self.bibtex:
             entries = dict.fromkeys(cls.bibtex for cls in classes if cls.bibtex)
             console.print("\n\n".join(entries), **PLAIN)
@@ -44,3 +46,16 @@ class Methods:
             table.add_row(cls.name, "yes" if cls.needs_source else "-", "".join(idea))
         console.print(table)
         return 0
+
+
+def _all() -> list[type[Any]]:
+    """Every method that loads; a note names one of another package that does not."""
+    from opentta import registry
+
+    classes = []
+    for name in registry.methods():
+        try:
+            classes.append(registry.method(name))
+        except PluginError as error:
+            make_console(stderr=True).print(f"note: left out: {error}", **PLAIN)
+    return classes

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from opentta.cli.console import make_console, processors
+from opentta.cli.console import make_console, option, processors
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opentta.bench.results import Store
     from opentta.bench.runner import Tally
 
+RESULTS = Path("opentta-results")
+"""Where results go when no folder is named."""
 SOME_FAILED = 1  # exit status
 
 
@@ -25,38 +27,40 @@ SOME_FAILED = 1  # exit status
 class Running:
     """How the cells of a command are run; shared by ``bench`` and ``tune``."""
 
-    data_root: Path | None = None
-    """Folder of the data sets; `opentta data check ROOT` says what is there."""
+    data_root: Annotated[Path | None, option("ROOT")] = None
+    """Folder of the data sets, see `opentta data check`; the embedded benchmark needs none."""
 
-    results: Path = Path("opentta-results")
+    results: Annotated[Path, option("FOLDER")] = RESULTS
     """Folder of the store. What it holds already is not computed again."""
 
-    weights: Path | None = None
+    weights: Annotated[Path | None, option("FILE")] = None
     """A safetensors file with timm's names, instead of the download of the backbone's tag."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. auto: the GPU if there is one."""
 
-    precision: Literal["full", "tf32", "bfloat16"] | None = None
-    """Arithmetic. tf32: products of matrices with 10 bits on a GPU, 3 times as fast; bfloat16:
-    forward passes with 8. Left out: the preset's, else full."""
+    precision: Annotated[
+        Literal["full", "tf32", "bfloat16"] | None, option("{full,tf32,bfloat16}")
+    ] = None
+    """Arithmetic. tf32: matrices on a GPU with 10 bits, 3 times as fast; bfloat16: forwards with 8.
+    Left out: the preset's, else full."""
 
-    threads: int | None = None
+    threads: Annotated[int | None, option("N")] = None
     """Threads a cell; another number is another cell, as sums round differently. Left out: 1."""
 
-    processes: int | None = None
+    processes: Annotated[int | None, option("N")] = None
     """Cells at once, on this machine. Left out: one a GPU, or as many as threads allow."""
 
     engine: Literal["local", "ray"] = "local"
     """Who runs the cells: this machine, or a Ray cluster (pip install 'opentta[ray]')."""
 
-    address: str | None = None
+    address: Annotated[str | None, option("HOST:PORT")] = None
     """Address of the Ray cluster, host:port or auto. Left out: one is started here."""
 
-    cache: Path | None = None
-    """Folder for prepared pixels; the next run reads them instead of decoding images."""
+    cache: Annotated[Path | None, option("FOLDER")] = None
+    """Folder for prepared pixels; the next run reads them instead of images. Left out: none."""
 
-    workers: int = 0
+    workers: Annotated[int, option("N")] = 0
     """Processes that decode images, a cell."""
 
     graph: bool = True

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console
+from opentta.cli.console import PLAIN, Names, Numbers, make_console, option
 from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
@@ -30,40 +29,40 @@ class Tune(Running):
     goes on. Prints the ranking and writes a preset that `opentta bench` runs.
     """
 
-    method: Annotated[Positional[str], tyro.conf.arg(metavar="METHOD")]
+    method: Annotated[Positional[str], option("METHOD")]
     """Name of a method; `opentta methods` lists them."""
 
-    grid: tuple[str, ...] = ()
-    """FIELD=VALUE,VALUE of your own, every combination. Left out: the method's declared grid."""
+    grid: Annotated[Names, option("FIELD=VALUE,VALUE [...]")] = ()
+    """A grid of your own, every combination. Left out: the one that the method declares."""
 
-    base: str = "table1"
-    """Preset, or TOML file, whose streams and backbone are used."""
+    base: Annotated[str, option("PRESET")] = "table1"
+    """Name of a preset, or a TOML file, whose streams and backbone are used."""
 
-    id: str | None = None
+    id: Annotated[str | None, option("SET")] = None
     """ID set. Left out: the first of the base."""
 
-    ood: str | None = None
+    ood: Annotated[str | None, option("SET")] = None
     """OOD set. Left out: the first of the base."""
 
-    corruptions: tuple[str, ...] = ("gaussian_noise",)
+    corruptions: Annotated[Names, option("NAME [NAME ...]")] = ("gaussian_noise",)
     """Corruptions; H is averaged over them."""
 
-    severities: tuple[int, ...] = ()
+    severities: Annotated[Numbers, option("N [N ...]")] = ()
     """Severities. Left out: the first of the base."""
 
-    seeds: tuple[int, ...] = ()
+    seeds: Annotated[Numbers, option("N [N ...]")] = ()
     """Seeds. Left out: the first of the base."""
 
-    backbone: str | None = None
+    backbone: Annotated[str | None, option("NAME")] = None
     """timm's name with its tag. Left out: the first of the base."""
 
-    preprocessing: Literal["paper", "correct"] | None = None
-    """Left out: the base's."""
+    preprocessing: Annotated[Literal["paper", "correct"] | None, option("{paper,correct}")] = None
+    """How images are prepared. Left out: as in the base."""
 
-    limit: int | None = None
-    """At most this many ID images a stream, OOD images in proportion."""
+    limit: Annotated[int | None, option("N")] = None
+    """At most this many ID images a stream, OOD images in proportion. Left out: all."""
 
-    out: Path | None = None
+    out: Annotated[Path | None, option("FILE")] = None
     """Preset to write. Left out: BASE-METHOD.toml in this folder."""
 
     def run(self) -> int:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
-import tyro
 from PIL import Image
-from tyro.conf import Positional
 
 from opentta.datasets.imagenet_mini import (
     GOOD,
@@ -31,7 +27,6 @@ from opentta.errors import ConfigError, DataError
 QUALITY = 95
 _PART = ".part"  # ending of a file that is being written
 _SHOWN = 10  # files named for each state
-_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 Progress = Callable[[int, int], None]
 """Called with the pictures done so far, and how many there are."""
@@ -169,58 +164,6 @@ def _write(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
-@dataclass(frozen=True)
-class DataImagenetMini:
-    """Make the folder imagenet-mini from your own copies of three data sets, or check it.
-
-    The package knows its 2,960 pictures by name and hash. Each original is resized to 256 (short
-    side), cropped to its centre and saved; then every file is compared with the list. Files of
-    another decoder or encoder have other bytes but are recognised as the same picture. The exit
-    status is 0 when every listed picture is there, else 1.
-    """
-
-    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
-    """The folder, by custom ROOT/imagenet-mini where ROOT is your --data-root."""
-
-    imagenet_val: Path | None = None
-    """ImageNet-1k validation images, in one folder or in one a class."""
-
-    dtd: Path | None = None
-    """The Describable Textures Dataset, unpacked."""
-
-    flowers: Path | None = None
-    """Oxford Flowers 102, unpacked."""
-
-    check: bool = False
-    """Only compare DST with the list; write nothing."""
-
-    def run(self) -> int:
-        """Rebuild or check, and print how many files are in which state."""
-        from rich.console import Console
-
-        console, progress = Console(), Console(stderr=True)
-        sources = (self.imagenet_val, self.dtd, self.flowers)
-        if self.check:
-            if any(source is not None for source in sources):
-                raise ConfigError("--check writes nothing: leave the folders of originals out")
-            findings = check_imagenet_mini(self.dst)
-        elif not any(source is not None for source in sources):
-            raise ConfigError(
-                "nothing to rebuild from: pass --imagenet-val, --dtd or --flowers, or --check to "
-                "compare DST with the list"
-            )
-        else:
-            with progress.status("looking for originals") as status:
-                findings = rebuild_imagenet_mini(
-                    *sources,
-                    self.dst,
-                    progress=lambda done, total: status.update(f"{done:,} of {total:,} pictures"),
-                )
-        for line in report_lines(self.dst, findings):
-            console.print(line, **_PLAIN)
-        return 0 if _complete(findings) else 1
-
-
 def report_lines(folder: Path, findings: Sequence[FileFinding]) -> list[str]:
     """What to print: a count for each state, the first files that are not right, a verdict.
 
@@ -238,7 +181,7 @@ def report_lines(folder: Path, findings: Sequence[FileFinding]) -> list[str]:
             lines.append(f"  {state} {found.path}" + (f" ({found.reason})" if found.reason else ""))
         if len(which) > _SHOWN:
             lines.append(f"  {state} and {len(which) - _SHOWN:,} more")
-    if not _complete(findings):
+    if not complete(findings):
         lines.append("incomplete: results on this folder are not those of imagenet-mini")
     elif counts.get("same picture"):
         lines.append(
@@ -252,5 +195,6 @@ def report_lines(folder: Path, findings: Sequence[FileFinding]) -> list[str]:
     return lines
 
 
-def _complete(findings: Sequence[FileFinding]) -> bool:
+def complete(findings: Sequence[FileFinding]) -> bool:
+    """Whether every listed picture is there."""
     return all(found.state in (*GOOD, "extra") for found in findings)

@@ -12,8 +12,8 @@ from opentta import registry
 
 class _MethodsPackage(ModuleType):
     def __call__(self) -> tuple[str, ...]:
-        """Names of all methods: built-in, of installed packages, registered by hand."""
-        return registry.methods()
+        """Names of all methods that load: built-in, of installed packages, registered by hand."""
+        return registry.usable()
 
 
 sys.modules[__name__].__class__ = _MethodsPackage

@@ -1,27 +1,28 @@
-"""The command ``opentta report``."""
+"""``opentta report``: tables, figures and one page of stored results."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import tyro
 from tyro.conf import Positional
+
+from opentta.cli.console import PLAIN, make_console, option
 
 
 @dataclass(frozen=True)
-class ReportCommand:
+class Report:
     """Make tables, figures and one page of the results in RESULTS.
 
     Prints the tables, then the files: tables as Markdown, LaTeX and CSV, figures as PDF and PNG,
     and report.html, which opens in any browser without a network. Needs no GPU and no data set.
     """
 
-    results: Annotated[Positional[Path], tyro.conf.arg(metavar="RESULTS")]
+    results: Annotated[Positional[Path], option("RESULTS")]
     """Folder that a benchmark wrote: the one that holds results.jsonl, or published ones."""
 
-    out: Path | None = None
+    out: Annotated[Path | None, option("FOLDER")] = None
     """Folder to write to. Left out: RESULTS/report."""
 
     only: Literal["all", "tables", "figures", "page"] = "all"
@@ -29,17 +30,15 @@ class ReportCommand:
 
     def run(self) -> int:
         """Write, and print the tables and where the files are."""
-        from rich.console import Console
-
         from opentta.report.study import load_study
         from opentta.report.table import build_table
         from opentta.report.terminal import print_table
         from opentta.report.write import check_folder, write_report
 
-        console, errors = Console(), Console(stderr=True)
+        console, say = make_console(), make_console(stderr=True)
         folder = self.out or self.results / "report"
         check_folder(folder)
-        with errors.status("reading") as status:
+        with say.status("reading") as status:
             study = load_study(self.results)
             if self.only in ("all", "tables"):
                 for section in study.sections:
@@ -51,9 +50,8 @@ class ReportCommand:
                 only=None if self.only == "all" else self.only,
                 progress=lambda words: status.update(f"writing {words}"),
             )
-        plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-        console.print(f"{len(files)} files in {folder}", **plain)
+        console.print(f"{len(files)} files in {folder}", **PLAIN)
         for path in files:
             if path.suffix in (".md", ".html"):
-                console.print(f"  {path}", **plain)
+                console.print(f"  {path}", **PLAIN)
         return 0
