@@ -27,12 +27,12 @@ import tyro
 from PIL import Image
 
 import opentta
-from opentta.bench import runner
-from opentta.bench.runner import run_stream
-from opentta.bench.thumbnails import Thumbnails
+from opentta.adapter.base import Adapter
+from opentta.bench.run import runner
+from opentta.bench.run.runner import run_stream
+from opentta.bench.run.thumbnails import Thumbnails
 from opentta.datasets import Share, Stream, StreamSpec, image_folder, ood_folder
 from opentta.datasets.stream import Step
-from opentta.methods.base import Adapter
 from opentta.metrics import Meter
 
 TARGET = 0.05  # of the bare loop

@@ -24,15 +24,15 @@ from rich.progress import track
 from torch import Tensor
 
 import opentta
-from opentta.bench.cells import Cell, Where
-from opentta.bench.expand import expand
-from opentta.bench.presets import load_preset
-from opentta.bench.settings import settings
-from opentta.bench.start import make_adapter
-from opentta.bench.weights import load_model
+from opentta.bench.plan.cells import Cell, Where
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.presets import load_preset
+from opentta.bench.run.settings import settings
+from opentta.bench.run.start import make_adapter
+from opentta.bench.run.weights import load_model
 from opentta.datasets import open_stream
-from opentta.methods.losses import entropy, spread
 from opentta.metrics import auroc, hscore
+from opentta.parts.losses import entropy, spread
 
 Row = dict[str, str]  # of the file: method, corruption, ood, seed, acc, then an AUC by every score
 METHODS = ["source", "tent", "sar", "sotta", "unient", "stamp", "ladder_affine"]

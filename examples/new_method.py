@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import opentta
-from opentta.methods.losses import entropy, masked_mean
-from opentta.methods.optim import Sgd
+from opentta.parts.losses import entropy, masked_mean
+from opentta.parts.optim import Sgd
 
 
 @dataclass(frozen=True)

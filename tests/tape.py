@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from opentta.methods.replay import Tape
-from opentta.methods.snapshot import flatten
+from opentta.adapter.recording import Tape
+from opentta.adapter.snapshot import flatten
 
 aten = torch.ops.aten
 READS = {  # not all there are: what a GPU refuses to record only a GPU knows

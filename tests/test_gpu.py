@@ -8,9 +8,9 @@ from material import tiny_vit
 from test_replay import FULL, PARTS
 
 import opentta
+from opentta.adapter.base import NoConfig
 from opentta.config import Execution
 from opentta.errors import ConfigError, DeviceError, ImageValueError
-from opentta.methods.base import NoConfig
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -140,7 +140,7 @@ def test_a_users_script_type_checks(tmp_path):
     """opentta.methods is a package and a function; both must have a type."""
     script = tmp_path / "user.py"
     script.write_text(
-        "import torch\nimport opentta\nfrom opentta.methods.losses import entropy\n"
+        "import torch\nimport opentta\nfrom opentta.parts.losses import entropy\n"
         "names: tuple[str, ...] = opentta.methods()\n"
         "def serve(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:\n"
         "    prediction: opentta.Prediction = opentta.adapt(model, names[0])(images)\n"

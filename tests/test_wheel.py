@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import pathlib, opentta
 from opentta import assets
-from opentta.bench.presets import presets
+from opentta.bench.plan.presets import presets
 assert pathlib.Path(opentta.__file__).is_relative_to({site!r}), opentta.__file__
 print(sum(len(assets.read(name)) for name in assets.manifest()), assets.model().head.out_features)
 print(*presets())

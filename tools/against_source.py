@@ -17,8 +17,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from opentta.bench.plans import read_plans
-from opentta.bench.results import Store
+from opentta.bench.store.plans import read_plans
+from opentta.bench.store.results import Store
 
 Key = tuple[str, int, str, int]  # corruption, severity, OOD set, seed
 Cells = dict[Key, dict[str, float]]

@@ -14,11 +14,11 @@ from pathlib import Path
 from make_assets import HOME, put
 
 from opentta.assets import RESULTS
-from opentta.bench.cells import EMBEDDED
-from opentta.bench.plans import read_plans
-from opentta.bench.results import Store
-from opentta.bench.weights import find_weights
-from opentta.report.shipped import pack_shipped
+from opentta.bench.plan.cells import EMBEDDED
+from opentta.bench.run.weights import find_weights
+from opentta.bench.store.plans import read_plans
+from opentta.bench.store.results import Store
+from opentta.report.study.shipped import pack_shipped
 
 
 def main() -> None:

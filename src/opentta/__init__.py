@@ -8,15 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opentta.adapter.adapt import adapt
+    from opentta.adapter.base import Adapter
     from opentta.datasets.corruptions import corrupt
-    from opentta.methods.adapt import adapt
-    from opentta.methods.base import Adapter
     from opentta.registry import methods, register, unregister
     from opentta.types import UNKNOWN, Batch, Prediction
 
 _HOME = {
-    "adapt": "opentta.methods.adapt",
-    "Adapter": "opentta.methods.base",
+    "adapt": "opentta.adapter.adapt",
+    "Adapter": "opentta.adapter.base",
     "Batch": "opentta.types",
     "Prediction": "opentta.types",
     "UNKNOWN": "opentta.types",

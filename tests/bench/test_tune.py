@@ -5,9 +5,9 @@ import math
 import pytest
 
 from opentta import registry
-from opentta.bench.paper import paper_settings
-from opentta.bench.presets import expand, load_preset
-from opentta.bench.results import Record
+from opentta.bench.paper.tables import paper_settings
+from opentta.bench.plan.presets import expand, load_preset
+from opentta.bench.store.results import Record
 from opentta.bench.tune import (
     GRIDS,
     Trial,

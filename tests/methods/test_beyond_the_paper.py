@@ -10,13 +10,13 @@ from material import tiny_vit
 from torch.nn import functional
 
 import opentta
-from opentta.bench.presets import load_preset, presets
+from opentta.bench.plan.presets import load_preset, presets
 from opentta.errors import ConfigError
 from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffineConfig
-from opentta.methods.losses import entropy, fused_entropy, spread
 from opentta.models import wrap
-from opentta.models.affine import AttentionAffine
-from opentta.models.ladder import Ladder
+from opentta.parts.affine import AttentionAffine
+from opentta.parts.ladder import Ladder
+from opentta.parts.losses import entropy, fused_entropy, spread
 
 STILL = dict.fromkeys(RATES, 0.0)  # no module and no norm layer moves
 UNBALANCED = {"balance": 0.0, "diversity": 0.0}

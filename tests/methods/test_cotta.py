@@ -9,7 +9,7 @@ from checks import batches
 import opentta
 from opentta.errors import ConfigError
 from opentta.methods.cotta import Cotta
-from opentta.methods.views import draw_strong, strong
+from opentta.parts.views import draw_strong, strong
 
 QUIET = {"restore": 0.0, "augment_below": 0.0}  # no draw at all
 

@@ -16,10 +16,10 @@ from torch.nn import functional
 
 import opentta
 from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffine, LadderAffineConfig
-from opentta.methods.losses import entropy, fused_entropy
 from opentta.models import wrap
-from opentta.models.affine import AttentionAffine, mean_cosine, scale_shift
-from opentta.models.ladder import Ladder
+from opentta.parts.affine import AttentionAffine, mean_cosine, scale_shift
+from opentta.parts.ladder import Ladder
+from opentta.parts.losses import entropy, fused_entropy
 
 
 def numbers(module):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import opentta
 from opentta.errors import ConfigError, SourceDataError
-from opentta.methods.mixture import split_threshold
+from opentta.parts.mixture import split_threshold
 
 SOURCE = batches(6, size=8, seed=9)
 

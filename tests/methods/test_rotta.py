@@ -9,7 +9,7 @@ from checks import batches
 import opentta
 from opentta.errors import ConfigError
 from opentta.methods.rotta import Rotta
-from opentta.methods.views import draw_strong, strong
+from opentta.parts.views import draw_strong, strong
 
 
 def plain(model, x):

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 import opentta
-import opentta.methods.mixture
+import opentta.parts.mixture
 from opentta.errors import ConfigError
-from opentta.methods.mixture import low_posterior, unit_range
+from opentta.parts.mixture import low_posterior, unit_range
 
 
 def plain(model, x):
@@ -101,7 +101,7 @@ def test_a_mixture_that_does_not_converge_warns_nobody(monkeypatch):
     scores = torch.rand(32, generator=torch.Generator().manual_seed(0))
     with pytest.warns(ConvergenceWarning):
         hasty(n_components=2, random_state=0).fit(scores[:, None].numpy())
-    monkeypatch.setattr(opentta.methods.mixture, "GaussianMixture", hasty)
+    monkeypatch.setattr(opentta.parts.mixture, "GaussianMixture", hasty)
     assert torch.isfinite(low_posterior(scores, seed=0)).all()  # warnings are errors here
 
 

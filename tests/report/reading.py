@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from opentta.report.page import render_page
-from opentta.report.study import load_study
-from opentta.report.table import build_table
+from opentta.report.page.page import render_page
+from opentta.report.study.study import load_study
+from opentta.report.tables.table import build_table
 
 VOID = {
     "meta",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from opentta.bench.plans import Place, Plan, add_plan
-from opentta.bench.results import LINES, Record, Store, content_hash
+from opentta.bench.store.plans import Place, Plan, add_plan
+from opentta.bench.store.results import LINES, Record, Store, content_hash
 from opentta.metrics.samples import Samples
 from opentta.metrics.summary import SHARES, summarize
 

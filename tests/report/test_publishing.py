@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from stores import make_store, places, settled
 
-from opentta.bench.plans import Plan, add_plan
-from opentta.bench.results import Store
-from opentta.bench.weights import find_weights
-from opentta.report.shipped import read_shipped
+from opentta.bench.run.weights import find_weights
+from opentta.bench.store.plans import Plan, add_plan
+from opentta.bench.store.results import Store
+from opentta.report.study.shipped import read_shipped
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

@@ -11,7 +11,7 @@ from stores import make_store, places
 
 from opentta.cli.report import Report
 from opentta.errors import ConfigError, UnknownNameError
-from opentta.report.study import load_study
+from opentta.report.study.study import load_study
 from opentta.report.write import file_names, write_report, write_tables
 
 BLOCKED = """

@@ -17,11 +17,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from opentta import registry
-from opentta.bench.cells import Cell
-from opentta.bench.expand import expand
-from opentta.bench.preset import Preset, is_method
-from opentta.bench.presets import load_preset
-from opentta.bench.results import Record
+from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.preset import Preset, is_method
+from opentta.bench.plan.presets import load_preset
+from opentta.bench.store.results import Record
 from opentta.bench.tuned import Trial, Tuned, tuned_toml, write_tuned
 from opentta.config import make_config
 from opentta.errors import ConfigError, unknown

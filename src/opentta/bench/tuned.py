@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opentta.bench.backbones import full_name
-from opentta.bench.cells import Cell
-from opentta.bench.preset import Preset
-from opentta.bench.presets import FOLDER, load_preset
+from opentta.bench.plan.backbones import full_name
+from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.preset import Preset
+from opentta.bench.plan.presets import FOLDER, load_preset
 from opentta.errors import ConfigError
 
 

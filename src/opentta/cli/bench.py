@@ -14,8 +14,8 @@ from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opentta.bench.cells import Cell
-    from opentta.bench.presets import Preset
+    from opentta.bench.plan.cells import Cell
+    from opentta.bench.plan.presets import Preset
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Bench(Running):
 
     def run(self) -> int:
         """Plan, run, print the table, write the report."""
-        from opentta.bench.plans import add_plan
-        from opentta.bench.preflight import preflight
-        from opentta.bench.presets import plan_of
-        from opentta.bench.results import Store
+        from opentta.bench.plan.presets import plan_of
+        from opentta.bench.run.preflight import preflight
+        from opentta.bench.store.plans import add_plan
+        from opentta.bench.store.results import Store
 
         preset, cells = self.plan()
         if self.dry_run:
@@ -106,7 +106,7 @@ class Bench(Running):
 
     def plan(self) -> tuple[Preset, list[Cell]]:
         """The preset and its cells as the arguments change them."""
-        from opentta.bench.presets import expand, load_preset
+        from opentta.bench.plan.presets import expand, load_preset
 
         if self.full and self.preset != "mini":
             raise ConfigError(
@@ -137,9 +137,9 @@ class Bench(Running):
 
 def show_results(results: Path, preset: str, *, report: bool) -> None:
     """The table of one preset on stdout; with ``report`` also the files, and where they are."""
-    from opentta.report.study import load_study
-    from opentta.report.table import build_table
-    from opentta.report.terminal import print_table
+    from opentta.report.study.study import load_study
+    from opentta.report.tables.table import build_table
+    from opentta.report.tables.terminal import print_table
     from opentta.report.write import write_report
 
     console, say = make_console(), make_console(stderr=True)
@@ -154,12 +154,12 @@ def show_results(results: Path, preset: str, *, report: bool) -> None:
 
 def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes: int) -> None:
     """What a run would do: a line a cell, then the sum and what it rests on."""
-    from opentta.bench.estimate import estimate
-    from opentta.bench.plans import CLEAN
-    from opentta.bench.presets import plan_of, presets
-    from opentta.bench.progress import duration
-    from opentta.bench.results import Store
-    from opentta.bench.weights import NOT_LOOKED_UP
+    from opentta.bench.plan.estimate import estimate
+    from opentta.bench.plan.presets import plan_of, presets
+    from opentta.bench.run.progress import duration
+    from opentta.bench.run.weights import NOT_LOOKED_UP
+    from opentta.bench.store.plans import CLEAN
+    from opentta.bench.store.results import Store
 
     console = make_console()
     store = Store(results)

@@ -30,9 +30,9 @@ class Report:
 
     def run(self) -> int:
         """Write, and print the tables and where the files are."""
-        from opentta.report.study import load_study
-        from opentta.report.table import build_table
-        from opentta.report.terminal import print_table
+        from opentta.report.study.study import load_study
+        from opentta.report.tables.table import build_table
+        from opentta.report.tables.terminal import print_table
         from opentta.report.write import check_folder, write_report
 
         console, say = make_console(), make_console(stderr=True)

@@ -13,10 +13,10 @@ from opentta.cli.console import make_console, option, processors
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opentta.bench.cells import Cell, Where
-    from opentta.bench.engine import Engine
-    from opentta.bench.results import Store
-    from opentta.bench.runner import Tally
+    from opentta.bench.plan.cells import Cell, Where
+    from opentta.bench.run.engine import Engine
+    from opentta.bench.run.runner import Tally
+    from opentta.bench.store.results import Store
 
 RESULTS = Path("opentta-results")
 """Where results go when no folder is named."""
@@ -68,7 +68,7 @@ class Running:
 
     def where(self) -> Where:
         """What the runner needs to find the data."""
-        from opentta.bench.cells import Where
+        from opentta.bench.plan.cells import Where
 
         root = "" if self.data_root is None else str(self.data_root)
         cache = None if self.cache is None else str(self.cache)
@@ -92,12 +92,12 @@ class Running:
     def make_engine(self, cells: Sequence[Cell]) -> Engine:
         """The engine that the arguments ask for."""
         if self.engine == "ray":
-            from opentta.bench.ray_engine import RayEngine
+            from opentta.bench.run.ray_engine import RayEngine
 
             return RayEngine(address=self.address)
         if self.address is not None:
             raise ConfigError("--address names a Ray cluster; add --engine ray")
-        from opentta.bench.local import LocalEngine
+        from opentta.bench.run.local import LocalEngine
 
         return LocalEngine(processes=self.count_processes(cells))
 
@@ -116,8 +116,8 @@ class Running:
 
     def run_all(self, cells: Sequence[Cell], store: Store, engine: Engine | None = None) -> Tally:
         """Run what is not stored yet, with a bar or with lines; ``cells`` may be empty."""
-        from opentta.bench.progress import Display
-        from opentta.bench.runner import run_cells
+        from opentta.bench.run.progress import Display
+        from opentta.bench.run.runner import run_cells
 
         engine = engine or self.make_engine(cells)
         with Display(cells, console=make_console(stderr=True)) as display:

@@ -14,9 +14,9 @@ from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opentta.bench.cells import Cell
-    from opentta.bench.plans import Place
-    from opentta.bench.results import Record
+    from opentta.bench.plan.cells import Cell
+    from opentta.bench.store.plans import Place
+    from opentta.bench.store.results import Record
     from opentta.bench.tuned import Tuned
 
 
@@ -67,9 +67,9 @@ class Tune(Running):
 
     def run(self) -> int:
         """Search, print the ranking, write the preset."""
-        from opentta.bench.plans import Plan, add_plan
-        from opentta.bench.preflight import preflight
-        from opentta.bench.results import Store
+        from opentta.bench.run.preflight import preflight
+        from opentta.bench.store.plans import Plan, add_plan
+        from opentta.bench.store.results import Store
         from opentta.bench.tune import parse_grid, stages_of, tune, tune_preset, write_tuned
 
         out = self.out or Path(f"{Path(self.base).stem}-{self.method}.toml")

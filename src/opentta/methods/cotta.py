@@ -24,13 +24,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from opentta.adapter.base import Adapter
 from opentta.config import check_range
-from opentta.methods.base import Adapter
-from opentta.methods.losses import entropy
-from opentta.methods.optim import Adam, Sgd, assign
-from opentta.methods.teacher import WeightCopy
-from opentta.methods.views import chunks, draw_strong, strong
 from opentta.models.backbone import Backbone
+from opentta.parts.losses import entropy
+from opentta.parts.optim import Adam, Sgd, assign
+from opentta.parts.teacher import WeightCopy
+from opentta.parts.views import chunks, draw_strong, strong
 from opentta.registry import register
 from opentta.types import Prediction
 

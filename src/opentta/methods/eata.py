@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opentta.adapter.base import Adapter
 from opentta.errors import ConfigError
-from opentta.methods.base import Adapter
-from opentta.methods.losses import entropy, masked_mean
-from opentta.methods.optim import Sgd, running_mean_
+from opentta.parts.losses import entropy, masked_mean
+from opentta.parts.optim import Sgd, running_mean_
 from opentta.registry import register
 from opentta.types import Prediction
 

@@ -21,7 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from opentta.methods.base import Adapter
+from opentta.adapter.base import Adapter
 from opentta.methods.ladder_affine_config import (
     ALPHA_GRID,
     PAPER_DIM,
@@ -29,7 +29,10 @@ from opentta.methods.ladder_affine_config import (
     RATES,
     LadderAffineConfig,
 )
-from opentta.methods.losses import (
+from opentta.models.backbone import Backbone
+from opentta.parts.affine import AttentionAffine, PatchSimilarity
+from opentta.parts.ladder import Ladder
+from opentta.parts.losses import (
     entropy,
     fused_entropy,
     masked_mean,
@@ -38,13 +41,10 @@ from opentta.methods.losses import (
     spread,
     wide,
 )
-from opentta.methods.optim import Sgd, running_mean_
-from opentta.methods.prior import ClassPrior
-from opentta.methods.recent import Recent
-from opentta.methods.sam import perturbed
-from opentta.models.affine import AttentionAffine, PatchSimilarity
-from opentta.models.backbone import Backbone
-from opentta.models.ladder import Ladder
+from opentta.parts.optim import Sgd, running_mean_
+from opentta.parts.prior import ClassPrior
+from opentta.parts.recent import Recent
+from opentta.parts.sam import perturbed
 from opentta.registry import register
 from opentta.types import Prediction
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from opentta.config import check_range
 from opentta.errors import ConfigError
-from opentta.models.ladder import Start
+from opentta.parts.ladder import Start
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
 PAPER_DIM = 768  # the width for which the paper states its rates

@@ -22,9 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from opentta.methods.base import Adapter
-from opentta.methods.losses import energy, entropy, masked_mean, probability_entropy
-from opentta.methods.optim import Sgd
+from opentta.adapter.base import Adapter
+from opentta.parts.losses import energy, entropy, masked_mean, probability_entropy
+from opentta.parts.optim import Sgd
 from opentta.registry import register
 from opentta.types import Prediction
 

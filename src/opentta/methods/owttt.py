@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opentta.adapter.base import Adapter
 from opentta.errors import ConfigError, SourceDataError
-from opentta.methods.base import Adapter
-from opentta.methods.losses import masked_mean
-from opentta.methods.mixture import split_threshold
-from opentta.methods.optim import Sgd
+from opentta.parts.losses import masked_mean
+from opentta.parts.mixture import split_threshold
+from opentta.parts.optim import Sgd
 from opentta.registry import register
 from opentta.types import Prediction
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from opentta.adapter.base import Adapter
 from opentta.config import check_range
-from opentta.methods.base import Adapter
-from opentta.methods.losses import entropy
-from opentta.methods.memory import Cstu, portions
-from opentta.methods.optim import Adam
-from opentta.methods.teacher import WeightCopy
-from opentta.methods.views import draw_strong, strong
 from opentta.models.backbone import Backbone
+from opentta.parts.losses import entropy
+from opentta.parts.memory import Cstu, portions
+from opentta.parts.optim import Adam
+from opentta.parts.teacher import WeightCopy
+from opentta.parts.views import draw_strong, strong
 from opentta.registry import register
 from opentta.types import Prediction
 

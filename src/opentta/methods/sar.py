@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opentta.methods.base import Adapter
-from opentta.methods.losses import entropy, masked_mean
-from opentta.methods.optim import Sgd, assign, running_mean_
-from opentta.methods.sam import perturbed
+from opentta.adapter.base import Adapter
+from opentta.parts.losses import entropy, masked_mean
+from opentta.parts.optim import Sgd, assign, running_mean_
+from opentta.parts.sam import perturbed
 from opentta.registry import register
 from opentta.types import Prediction
 

@@ -24,12 +24,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from opentta.adapter.base import Adapter
 from opentta.config import check_range
-from opentta.methods.base import Adapter
-from opentta.methods.memory import Hus, portions
-from opentta.methods.optim import Adam, Sgd
-from opentta.methods.sam import perturbed
 from opentta.models.backbone import Backbone
+from opentta.parts.memory import Hus, portions
+from opentta.parts.optim import Adam, Sgd
+from opentta.parts.sam import perturbed
 from opentta.registry import register
 from opentta.types import Prediction
 

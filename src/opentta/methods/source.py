@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from opentta.methods.base import Adapter
+from opentta.adapter.base import Adapter
 from opentta.registry import register
 from opentta.types import Prediction
 

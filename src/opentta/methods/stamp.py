@@ -24,15 +24,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from opentta.adapter.base import Adapter
 from opentta.config import check_range
-from opentta.methods.base import Adapter
-from opentta.methods.losses import entropy, self_weighted_entropy
-from opentta.methods.memory import Rbm
-from opentta.methods.optim import Sgd
-from opentta.methods.sam import perturbed
-from opentta.methods.teacher import WeightCopy
-from opentta.methods.views import Crops, chunks
 from opentta.models.backbone import Backbone
+from opentta.parts.losses import entropy, self_weighted_entropy
+from opentta.parts.memory import Rbm
+from opentta.parts.optim import Sgd
+from opentta.parts.sam import perturbed
+from opentta.parts.teacher import WeightCopy
+from opentta.parts.views import Crops, chunks
 from opentta.registry import register
 from opentta.types import Prediction
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from opentta.methods.base import Adapter
-from opentta.methods.losses import entropy
-from opentta.methods.optim import Adam, Sgd
+from opentta.adapter.base import Adapter
+from opentta.parts.losses import entropy
+from opentta.parts.optim import Adam, Sgd
 from opentta.registry import register
 from opentta.types import Prediction
 

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.methods.base import Adapter
-from opentta.methods.losses import energy, entropy, masked_mean, probability_entropy
-from opentta.methods.mixture import low_posterior, unit_range
-from opentta.methods.optim import Sgd
+from opentta.adapter.base import Adapter
+from opentta.parts.losses import energy, entropy, masked_mean, probability_entropy
+from opentta.parts.mixture import low_posterior, unit_range
+from opentta.parts.optim import Sgd
 from opentta.registry import register
 from opentta.types import Prediction
 

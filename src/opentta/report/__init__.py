@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opentta.report.study import Study, load_study
-    from opentta.report.table import Table, build_table
+    from opentta.report.study.study import Study, load_study
+    from opentta.report.tables.table import Table, build_table
     from opentta.report.write import write_report
 
 _HOME = {
-    "Study": "study",
-    "Table": "table",
-    "build_table": "table",
-    "load_study": "study",
+    "Study": "study.study",
+    "Table": "tables.table",
+    "build_table": "tables.table",
+    "load_study": "study.study",
     "write_report": "write",
 }
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from opentta.errors import ConfigError, unknown
-from opentta.report.latex import to_latex
-from opentta.report.markdown import to_markdown
-from opentta.report.study import Study, load_study
-from opentta.report.table import build_table
-from opentta.report.tidy import cells_csv, values_csv
+from opentta.report.study.study import Study, load_study
+from opentta.report.tables.latex import to_latex
+from opentta.report.tables.markdown import to_markdown
+from opentta.report.tables.table import build_table
+from opentta.report.tables.tidy import cells_csv, values_csv
 
 PARTS = ("tables", "figures", "page")
 
@@ -29,7 +29,7 @@ def write_report(
 
     Example:
         >>> import tempfile
-        >>> from opentta.bench.results import Record, Store
+        >>> from opentta.bench.store.results import Record, Store
         >>> store = Store(tempfile.mkdtemp())
         >>> store.append(Record("a1", "ok", cell={"method": "tent"}, metrics={"acc": 0.5}))
         >>> [path.name for path in write_report(store.path, only="tables")]
@@ -46,12 +46,12 @@ def write_report(
         say("tables")
         files += write_tables(study, folder)
     if only in (None, "figures"):
-        from opentta.report.figures import write_figures
+        from opentta.report.figures.figures import write_figures
 
         say("figures")
         files += write_figures(study, folder)
     if only in (None, "page"):
-        from opentta.report.page import write_page
+        from opentta.report.page.page import write_page
 
         say("page")
         files += write_page(study, folder)

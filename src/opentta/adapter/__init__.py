@@ -1,0 +1,1 @@
+"""The contract: the one call, what a batch must be, snapshot, recording."""

@@ -1,0 +1,73 @@
+"""The one call: a model and a method's name in, an adapter out."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from opentta import registry
+from opentta.adapter.base import Adapter
+from opentta.config import Execution, make_config
+from opentta.errors import ConfigError
+from opentta.models.normalization import Normalization
+from opentta.models.wrap import wrap
+
+
+def adapt(
+    model: nn.Module,
+    method: str,
+    *,
+    normalization: Normalization = "auto",
+    classes: Sequence[int] | None = None,
+    seed: int = 0,
+    **fields: Any,
+) -> Adapter:
+    """Put an adaptation method around a copy of ``model``.
+
+    ``normalization``: "auto" reads the mean and std that a timm model carries; else "imagenet",
+    "half" or (mean, std). ``classes``: indices of the classes to answer with; logits are then
+    (B, len(classes)) in that order. ``fields`` override the method's config, or the execution
+    options (``strict``, ``precision``, ``view_chunk``, ``graph``). The model itself is not changed.
+
+    Example:
+        >>> import timm, torch, opentta
+        >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=4)
+        >>> adapter = opentta.adapt(vit, "tent", lr=1e-3)
+        >>> prediction = adapter(torch.rand(2, 3, 224, 224))
+        >>> prediction.logits.shape, prediction.ood_score.shape
+        (torch.Size([2, 5]), torch.Size([2]))
+    """
+    if not isinstance(method, str):
+        raise ConfigError(f"expected the name of a method, got {method!r}")
+    cls: type[Adapter] = registry.method(method)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"expected seed as an int from 0 to 2**63 - 1, got {seed!r}")
+    options = {f.name for f in dataclasses.fields(Execution)}
+    execution = make_config(
+        Execution, {k: v for k, v in fields.items() if k in options}, what="execution"
+    )
+    config: Any = make_config(
+        cls.Config,
+        {k: v for k, v in fields.items() if k not in options},
+        what=method,
+        limits=method in registry.BUILT_IN,
+    )
+    with torch.inference_mode(False):
+        backbone = wrap(model, normalization=normalization, classes=classes)
+        _refuse_gpu_options(execution, backbone.device)
+        return cls(backbone, config, seed=seed, execution=execution)
+
+
+def _refuse_gpu_options(execution: Execution, device: torch.device) -> None:
+    """Options that mean nothing where the model lies."""
+    refused = {"precision": device.type == "cpu", "graph": device.type != "cuda"}
+    plain = Execution()
+    for name, here in refused.items():
+        value = getattr(execution, name)
+        if here and value != getattr(plain, name):
+            raise ConfigError(
+                f"{name}={value!r} is for a GPU, but the model lies on {device}; "
+                "leave it out, or move the model first with model.to('cuda')"
+            )

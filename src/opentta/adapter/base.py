@@ -1,0 +1,358 @@
+"""The contract of an adaptation method: predict a batch, perhaps learn from it, be resettable.
+
+Three kinds of thing, three types: what never changes is the frozen config; what changes along
+the stream is the declared parameters and one state object; what comes out is a ``Prediction``.
+"""
+
+import copy
+import dataclasses
+import functools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from opentta.adapter.images import bad_images, check_form, check_values
+from opentta.adapter.recording import Part, Replay
+from opentta.adapter.snapshot import Snapshot, flatten, restore
+from opentta.config import Execution
+from opentta.errors import DtypeError, ImageValueError, NothingToAdaptError, SourceDataError
+from opentta.models.backbone import Backbone
+from opentta.parts.losses import entropy
+from opentta.parts.optim import assign
+from opentta.types import Prediction
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def in_turn(
+    call: Callable[Concatenate[Any, Given], Result],
+) -> Callable[Concatenate[Any, Given], Result]:
+    """A method of an adapter that threads enter one after another."""
+
+    @functools.wraps(call)
+    def alone(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with self._lock:
+            return call(self, *args, **kwargs)
+
+    return alone
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """The config of a method with nothing to set."""
+
+
+@dataclass
+class NoState:
+    """The state of a method that remembers nothing but its parameters."""
+
+
+class Adapter(ABC):
+    """Wraps a source model; every call predicts one batch and may update the model.
+
+    A subclass writes the paper: ``step``, the ``parameters`` it may change and, if it remembers
+    anything between batches, ``initial_state``; also ``answer`` where its prediction is not the
+    plain network's, ``build`` where it adds modules of its own, ``fit`` where it needs source
+    data. Freezing, gradient mode, input checks, snapshot, reset and saving are done here, once.
+
+    In ``step``, ``self.valid`` (a bool scalar on the model's device) is false when the batch has a
+    bad image: no tensor may then change. Methods that set ``synchronises`` need not look at it.
+
+    With ``graph=True`` Python runs ``step`` for the first batches only: it is then played back as a
+    CUDA graph. So what changes along the stream must be a tensor of the state, changed in place; a
+    method with a counter, a schedule or draws of the host sets ``synchronises``.
+
+    Threads may share an adapter: its public calls wait for each other, so that every answer and
+    every saved state is of one whole version. ``adapter.backbone`` itself is not guarded.
+    """
+
+    name: ClassVar[str] = ""  # given by @register
+    version: ClassVar[int] = 1  # raised when a change of the code changes results
+    Config: ClassVar[type] = NoConfig
+    needs_source: bool = False  # wants fit_source before it can run; may depend on the config
+    synchronises: ClassVar[bool] = False  # step needs the host: reads back, counts, draws there
+    bibtex: ClassVar[str] = ""
+
+    def __init__(self, backbone: Backbone, config: Any, *, seed: int, execution: Execution) -> None:
+        self.backbone = backbone
+        self.config = self.resolve(config, backbone)
+        self.execution = execution
+        self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
+        self._seed = seed
+        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """All that stands around the backbone, which is the source model now, where it lies."""
+        backbone, device = self.backbone, self.backbone.device
+        self.extras = nn.ModuleDict()  # modules that the method adds to the network
+        self.generator = torch.Generator(device=device).manual_seed(self._seed)
+        self._replay = Replay(self.generator)
+        self._detail_names: dict[torch.Size, tuple[str, ...]] = {}
+        if self._low:  # 16 bits would round a small step away: masters, rounded by autocast
+            for norm in backbone.norms():
+                norm.float()
+        self.build()
+        kind = torch.float32 if self._low else backbone.dtype
+        self.extras.to(device=device, dtype=kind).requires_grad_(False)
+        self.params: list[nn.Parameter] = list(self.parameters())
+        for param in self.params:
+            param.data = param.data.float() if self._low else param.data
+            param.requires_grad_(True)
+        self.valid = torch.ones((), dtype=torch.bool, device=device)
+        self._faults = torch.zeros((), dtype=torch.int64, device=device)
+        self.state = self.initial_state()
+        self._snapshot = Snapshot(self)
+
+    # What a method writes -----------------------------------------------------------------
+
+    @abstractmethod
+    def step(self, images: Tensor) -> Prediction:
+        """Predict ``images`` (B, 3, H, W) and adapt. Gradients are on."""
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters this method may change, and no others."""
+        return []
+
+    def initial_state(self) -> Any:
+        """A dataclass with whatever the method remembers between batches, as it starts.
+
+        Its fields are tensors, or objects with ``tensors()`` (name -> tensor, changed in place).
+        """
+        return NoState()
+
+    def answer(self, images: Tensor) -> Prediction:
+        """What the method would say of ``images`` now, without learning from them."""
+        logits = self.backbone(images)
+        return Prediction(logits, entropy(logits))
+
+    def build(self) -> None:  # noqa: B027 - most methods add nothing
+        """Add modules of the method's own to ``self.extras``."""
+
+    def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
+        """What the method learns from source data; see ``fit_source``."""
+        raise SourceDataError(f"{self.name} learns nothing from source data; leave fit_source out")
+
+    @classmethod
+    def resolve(cls, config: Any, backbone: Backbone) -> Any:
+        """The config with fields left unset filled in for this backbone."""
+        return config
+
+    # What every method has ----------------------------------------------------------------
+
+    @final
+    @in_turn
+    def __call__(self, images: Tensor) -> Prediction:
+        """Predict this batch, then adapt: images (B, 3, H, W) in [0, 1] -> ``Prediction``."""
+        check_form(images, self.backbone)
+        if self.needs_source and not self.source:
+            raise SourceDataError(
+                f"{self.name} needs source statistics: call adapter.fit_source(loader) first, with "
+                "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
+            )
+        if self.execution.strict or images.device.type == "cpu":
+            check_values(images)
+        with torch.inference_mode(False), torch.enable_grad(), self._precision():
+            if self.execution.graph and not self.synchronises:
+                logits, score, *details = self._replay("step", self._parts, images)
+                names = self._detail_names[images.shape]
+                return Prediction(logits, score, dict(zip(names, details, strict=True)))
+            return self._whole(images)
+
+    @final
+    @in_turn
+    def predict(self, images: Tensor) -> Prediction:
+        """Predict only: nothing changes, generators included. Images as in a call."""
+        self.check()
+        check_form(images, self.backbone)
+        check_values(images)
+        with torch.inference_mode(False), torch.no_grad(), self._precision():
+            out = self._answered(images)
+        return _finished(out, None)
+
+    @final
+    @in_turn
+    def reset(self) -> None:
+        """Back to the source model, bit for bit; what ``fit_source`` learned is kept."""
+        self.check()
+        with torch.inference_mode(False):
+            restore(self, self._snapshot.initial)
+            self.generator.manual_seed(self._seed)
+
+    @final
+    @in_turn
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that has changed since the start, as a flat dict: copies, storable without pickle."""
+        self.check()
+        return self._snapshot.export(self)
+
+    @final
+    @in_turn
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
+        with torch.inference_mode(False):
+            self._snapshot.load(self, state)
+            self._replay.forget()  # what was learned from source data is another tensor now
+
+    @final
+    @in_turn
+    def fit_source(self, loader: Iterable[Any]) -> None:
+        """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
+        with torch.inference_mode(False), torch.enable_grad(), self._precision(source=True):
+            now = {name: t.detach().clone() for name, t in flatten(self).items()}
+            restore(self, self._snapshot.initial)  # source data is for the source model
+            try:
+                learned = self.fit(_images_of(loader, self.backbone))
+            finally:
+                restore(self, now)
+            self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
+            self._replay.forget()
+
+    @final
+    @in_turn
+    def check(self) -> None:
+        """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch."""
+        if self.backbone.device.type == "cpu":
+            return
+        count = int(self._faults)
+        if count:
+            self._faults.zero_()
+            raise ImageValueError(
+                f"{count} image(s) given since the last check had pixels outside [0, 1], NaN or "
+                "infinite. Their logits are NaN and their scores infinite, and their batches "
+                "changed nothing; images must lie in [0, 1] and not be normalised. This error is "
+                "cleared: call again to go on, or use strict=True to be told at once"
+            )
+
+    # What a method uses -------------------------------------------------------------------
+
+    @final
+    def gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+        """d loss / d params; zeros for a parameter that the loss does not reach."""
+        grads = torch.autograd.grad(loss, list(params), allow_unused=True, materialize_grads=True)
+        return list(grads)
+
+    @final
+    def replayed(self, name: str, part: Part, *inputs: Tensor) -> list[Tensor]:
+        """``part(*inputs)``, a list of tensors without gradients; with ``graph`` played back.
+
+        For a method that ``synchronises``: what lies between two reads of its step. All others
+        are recorded as a whole. A part changes tensors in place, and depends on no number of the
+        host that changes along the stream.
+        """
+        if self.execution.graph and self.synchronises:
+            return self._replay(name, part, *inputs)
+        return [t.detach() for t in part(*inputs)]
+
+    @final
+    def recover(self, where: Tensor) -> None:
+        """Back to the source model where ``where`` (a bool scalar) is true, on the device."""
+        moving = flatten(self)
+        assign(list(moving.values()), [self._snapshot.initial[n] for n in moving], where)
+
+    @final
+    def need(self, params: Sequence[nn.Parameter], why: str) -> Sequence[nn.Parameter]:
+        """``params``, or an error naming the method that found none."""
+        if not params:
+            raise NothingToAdaptError(f"{self.name} found nothing to adapt: {why}")
+        return params
+
+    # Ceremony -----------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock: a copy has one of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
+    @in_turn
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Adapter":
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+    def _answered(self, images: Tensor) -> Prediction:
+        """The answer as of now, with no draw spent on it."""
+        state = self.generator.get_state()
+        try:
+            return self.answer(images)
+        finally:
+            self.generator.set_state(state)
+
+    def _whole(self, images: Tensor) -> Prediction:
+        """One call: the screened batch, stepped or, where a method must not see it, answered."""
+        images, bad = self._screen(images)
+        skip = bad is not None and self.synchronises and bool(bad.any())
+        return _finished(self._answered(images) if skip else self.step(images), bad)
+
+    def _parts(self, images: Tensor) -> list[Tensor]:
+        """The same as a list of tensors, to be recorded; the names of the details are kept."""
+        out = self._whole(images)
+        self._detail_names[images.shape] = tuple(out.details)
+        return [out.logits, out.ood_score, *out.details.values()]
+
+    def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """GPU: blank bad images and remember, on the device; else they were checked before."""
+        if self.execution.strict or images.device.type == "cpu":
+            return images, None
+        bad = bad_images(images)  # (B,)
+        self.valid.copy_(~bad.any())
+        self._faults += bad.sum()
+        return torch.where(bad[:, None, None, None], 0.0, images), bad
+
+    @property
+    def _low(self) -> bool:
+        """Whether the model's weights have 16 bits."""
+        return self.backbone.dtype in (torch.bfloat16, torch.float16)
+
+    @contextmanager
+    def _precision(self, *, source: bool = False) -> Iterator[None]:
+        """Autocast as the execution or a model of 16 bits asks for; ``source``: as the model."""
+        asked = self.execution.precision == "bfloat16" and not source
+        kind = torch.bfloat16 if asked or not self._low else self.backbone.dtype
+        # No cache: modules that step between the two passes would be read as they were
+        with torch.autocast(
+            self.backbone.device.type, kind, enabled=asked or self._low, cache_enabled=False
+        ):
+            yield
+
+
+def _finished(out: Prediction, bad: Tensor | None) -> Prediction:
+    """Detached; a bad image has no logits, an infinite score, and NaN for details of its own."""
+    if not isinstance(out, Prediction):
+        raise DtypeError(f"step must return a Prediction, got {type(out).__name__}")
+    logits, score = out.logits.detach(), out.ood_score.detach()
+    if bad is not None:
+        logits = torch.where(bad[:, None], torch.nan, logits)
+        score = torch.where(bad, torch.inf, score)
+    details = {name: value.detach() for name, value in out.details.items()}
+    if bad is not None:
+        for name, value in details.items():
+            if value.is_floating_point() and value.ndim and len(value) == len(bad):
+                row = bad.view(-1, *[1] * (value.ndim - 1))
+                details[name] = torch.where(row, torch.nan, value)
+    return dataclasses.replace(out, logits=logits, ood_score=score, details=details)
+
+
+def _images_of(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]:
+    """Checked batches from a loader of tensors, of (images, labels) or of ``Batch``."""
+    seen = False
+    for batch in loader:
+        images = getattr(batch, "images", batch)
+        images = images[0] if isinstance(images, (tuple, list)) else images
+        if isinstance(images, Tensor):
+            images = images.to(backbone.device)
+        check_form(images, backbone)
+        check_values(images)
+        seen = True
+        yield images
+    if not seen:
+        raise SourceDataError("fit_source got a loader without a single batch")

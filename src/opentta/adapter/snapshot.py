@@ -1,0 +1,170 @@
+"""What an adapter remembers, as one flat dict of tensors: to reset, to save and to resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from opentta.errors import StateError
+
+if TYPE_CHECKING:
+    from opentta.adapter.base import Adapter
+
+FORMAT = 1
+
+
+def flatten(adapter: Adapter) -> dict[str, Tensor]:
+    """Every tensor that may change along the stream: parameters, buffers, state. Not copies."""
+    declared = {id(p) for p in adapter.params}
+    modules = {"model": adapter.backbone.model, "extra": adapter.extras}
+    flat = {}
+    for prefix, module in modules.items():
+        for name, param in module.named_parameters():
+            if id(param) in declared:
+                flat[f"{prefix}.{name}"] = param
+        flat.update({f"{prefix}.{name}": b for name, b in module.named_buffers()})
+    for field in dataclasses.fields(adapter.state):
+        value = getattr(adapter.state, field.name)
+        if isinstance(value, Tensor):
+            flat[f"state.{field.name}"] = value
+        elif not hasattr(value, "tensors"):
+            raise StateError(
+                f"{type(adapter.state).__name__}.{field.name} is {type(value).__name__}: what a "
+                "method remembers must be a tensor, or have tensors() giving name -> tensor"
+            )
+        else:
+            flat.update({f"state.{field.name}.{n}": t for n, t in value.tensors().items()})
+    return flat
+
+
+def restore(adapter: Adapter, flat: Mapping[str, Tensor]) -> None:
+    """Put the values of ``flat`` back, in place; objects whose size varies load themselves."""
+    for field in dataclasses.fields(adapter.state):
+        value = getattr(adapter.state, field.name)
+        if hasattr(value, "load"):
+            prefix = f"state.{field.name}."
+            value.load({n[len(prefix) :]: t for n, t in flat.items() if n.startswith(prefix)})
+    with torch.no_grad():
+        for name, tensor in flatten(adapter).items():
+            tensor.copy_(flat[name])
+
+
+class Snapshot:
+    """An adapter as it started, and the words by which a saved state is recognised."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.initial = {name: t.detach().clone() for name, t in flatten(adapter).items()}
+        self._weights: str | None = None
+
+    def export(self, adapter: Adapter) -> dict[str, Tensor]:
+        """The adapter's state as a flat dict of str -> tensor, each a copy."""
+        flat = {name: t.detach().clone().contiguous() for name, t in flatten(adapter).items()}
+        flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
+        flat["generator"] = adapter.generator.get_state()
+        words = json.dumps(self._identity(adapter), sort_keys=True).encode()
+        flat["identity"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        return flat
+
+    def load(self, adapter: Adapter, state: Mapping[str, Tensor]) -> None:
+        """Take a saved state, or say how it differs, changing nothing."""
+        if "identity" not in state or "generator" not in state:
+            raise StateError(
+                "this is no adapter state: expected what adapter.state_dict() gave, got keys "
+                f"{sorted(state)[:4]}"
+            )
+        try:
+            theirs = dict(json.loads(bytes(state["identity"].cpu().tolist()).decode()))
+        except (TypeError, ValueError) as error:
+            raise StateError(f"the saved state's identity cannot be read: {error}") from None
+        for key, ours in self._identity(adapter).items():
+            if theirs.get(key) != ours:
+                raise StateError(
+                    f"the saved state has another {key}: {_difference(theirs.get(key), ours)}. "
+                    "Build the adapter as it was when the state was saved"
+                )
+        self._check_tensors(adapter, state)
+        expected, came = (t.numel() for t in (adapter.generator.get_state(), state["generator"]))
+        if expected != came:
+            raise StateError(
+                f"the saved generator has {came} bytes, that of {adapter.backbone.device} has "
+                f"{expected}: the state was saved on another kind of device, where random numbers "
+                "are other ones; load it into an adapter on that kind"
+            )
+        restore(adapter, {n: t for n, t in state.items() if not n.startswith("source.")})
+        source = {
+            n.removeprefix("source."): t.to(adapter.backbone.device).clone()
+            for n, t in state.items()
+            if n.startswith("source.")
+        }
+        adapter.source = source or adapter.source  # one saved before fit_source takes nothing away
+        adapter.generator.set_state(state["generator"].cpu())
+
+    def _check_tensors(self, adapter: Adapter, state: Mapping[str, Tensor]) -> None:
+        varying = tuple(
+            f"state.{f.name}."
+            for f in dataclasses.fields(adapter.state)
+            if hasattr(getattr(adapter.state, f.name), "load")
+        )
+        for name, tensor in flatten(adapter).items():
+            if varying and name.startswith(varying):
+                continue
+            there = state.get(name)
+            if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
+                came = "nothing" if there is None else f"{tuple(there.shape)} {there.dtype}"
+                raise StateError(
+                    f"the saved state does not fit: expected {name} of shape "
+                    f"{tuple(tensor.shape)} {tensor.dtype}, got {came}"
+                )
+        known = {*flatten(adapter), "identity", "generator"}
+        foreign = [n for n in state if n not in known and not n.startswith(("source.", *varying))]
+        if foreign:
+            raise StateError(f"the saved state has entries of something else: {foreign[:4]}")
+
+    def _identity(self, adapter: Adapter) -> dict[str, Any]:
+        backbone = adapter.backbone
+        index = backbone.class_index
+        return {
+            "format": FORMAT,
+            "method": adapter.name,
+            "version": adapter.version,
+            "seed": adapter._seed,
+            "config": json.loads(json.dumps(dataclasses.asdict(adapter.config))),
+            "backbone": {
+                "family": backbone.family,
+                "dim": backbone.dim,
+                "depth": backbone.depth,
+                "heads": backbone.heads,
+                "layers": hashlib.blake2b(repr(backbone.model).encode(), digest_size=8).hexdigest(),
+                "classes": backbone.classes if index is None else index.tolist(),
+                "mean": backbone.mean.flatten().tolist(),
+                "std": backbone.std.flatten().tolist(),
+                "dtype": str(backbone.dtype),
+                "weights": self._source_weights(adapter),
+            },
+        }
+
+    def _source_weights(self, adapter: Adapter) -> str:
+        """A hash of the source weights; read once, they never change."""
+        if self._weights is None:
+            digest = hashlib.blake2b(digest_size=16)
+            for name, tensor in sorted(adapter.backbone.model.state_dict().items()):
+                value = self.initial.get(f"model.{name}", tensor)
+                digest.update(name.encode())
+                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            self._weights = digest.hexdigest()
+        return self._weights
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    """The first differing entry of two values that may be dicts."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted({*theirs, *ours}):
+            if theirs.get(key) != ours.get(key):
+                return f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
+    return f"{theirs!r} there and {ours!r} here"

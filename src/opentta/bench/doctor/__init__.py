@@ -1,0 +1,1 @@
+"""Looks for the usual traps of a benchmark on this machine."""

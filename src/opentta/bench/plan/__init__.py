@@ -1,0 +1,1 @@
+"""What to run: presets, and the cells they expand to."""

@@ -1,0 +1,185 @@
+"""A cell: one method on one stream with one seed, described well enough to be run anywhere.
+
+The description is what is hashed: two cells with one hash give the same numbers on the same kind
+of machine. What does not change numbers (where the data lie, how many processes read it, which
+preset asked) is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
+from functools import cached_property
+from typing import Any
+
+from opentta import registry
+from opentta.bench.store.files import plain
+from opentta.bench.store.plans import CLEAN, Place
+from opentta.bench.store.results import Record, content_hash
+from opentta.config import make_config
+from opentta.datasets.spec import Share, StreamSpec
+from opentta.errors import ConfigError, unknown
+from opentta.metrics.samples import Array, Samples
+
+DEVICES = ("cpu", "cuda")
+PRECISIONS = ("full", "tf32", "bfloat16")
+EMBEDDED = "embedded"
+"""Name of the backbone that the package ships."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A backbone and the numbers in it.
+
+    ``name`` is timm's name with its tag (``vit_base_patch16_224.augreg_in21k_ft_in1k``), or
+    ``embedded``. Without a ``file`` timm downloads the tag's own weights.
+    """
+
+    name: str
+    hash: str  # SHA-256 of the file that was loaded
+    file: str | None = None  # a safetensors file to load instead; not hashed, its content is
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one line of the store is the result of.
+
+    Example:
+        >>> cell = Cell("tent", Weights("vit", "ab"), StreamSpec(Share("imagenet-val")))
+        >>> cell.hash == Cell("tent", Weights("vit", "ab", "x"), cell.stream, row="mine").hash
+        True
+        >>> cell.hash == Cell("tent", cell.weights, cell.stream, {"lr": 0.1}).hash
+        False
+    """
+
+    method: str
+    weights: Weights
+    stream: StreamSpec
+    fields: dict[str, Any] = field(default_factory=dict)  # of the config, where not the default
+    seed: int = 0  # of the method; the stream has its own, and a preset gives both the same
+    precision: str = "full"
+    device: str = "cpu"
+    threads: int = 1
+    source: Share | None = None  # source images for a method that needs some
+    tokens: tuple[int, ...] = ()  # layers whose class tokens are kept as 2-D coordinates
+    # from here on nothing is hashed
+    row: str = ""  # name in the table; the method's when left out
+    settings: dict[str, Any] = field(default_factory=dict)  # swept fields, for the table
+    thumbnails: bool = False  # keep 24 small images
+    preset: str = ""
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("device", self.device, DEVICES),
+            ("precision", self.precision, PRECISIONS),
+        ):
+            if value not in known:
+                raise unknown(what, value, known)
+        if self.precision == "tf32" and self.device != "cuda":
+            raise ConfigError(
+                f"expected precision full on {self.device}: tf32 is a way of GPUs to multiply; "
+                "leave the precision out, or use a GPU"
+            )
+        if self.threads < 1:
+            raise ConfigError(f"expected at least 1 thread a cell, got {self.threads}")
+        _ = self.config  # a mistyped field is an error now, not after an hour
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every field of the method's config, defaults filled in; a rule for None stays None."""
+        cls = registry.method(self.method)
+        limits = self.method in registry.BUILT_IN
+        config = make_config(cls.Config, self.fields, what=self.method, limits=limits)
+        values: dict[str, Any] = plain(asdict(config))
+        return values
+
+    def describe(self) -> dict[str, Any]:
+        """What is hashed and stored: plain values only."""
+        method = registry.method(self.method)
+        new = {f.name: f.default for f in fields_of(method.Config) if f.metadata.get("added")}
+        config = self.config
+        description = {
+            "method": self.method,
+            "version": method.version,
+            # a field that came later is told where it is used: older results keep their hash
+            "config": {k: v for k, v in config.items() if k not in new or v != new[k]},
+            "backbone": self.weights.name,
+            "weights": self.weights.hash,
+            "stream": self.stream.to_dict(),
+            "seed": self.seed,
+            "precision": self.precision,
+            "device": self.device,
+            "threads": self.threads,
+        }
+        if self.source is not None:
+            description["source"] = self.source.to_dict()
+        if self.tokens:
+            description["tokens"] = self.tokens
+        values: dict[str, Any] = plain(description)
+        return values
+
+    @cached_property
+    def hash(self) -> str:
+        """Name of the cell in the store."""
+        return content_hash(self.describe())
+
+    @property
+    def place(self) -> Place:
+        """Where the cell belongs in a table."""
+        segments = self.stream.segments
+        corruptions = [name for segment in segments for name in segment.corruptions]
+        return Place(
+            hash=self.hash,
+            row=self.row or self.method,
+            method=self.method,
+            backbone=self.weights.name,
+            id=self.stream.id.name,
+            ood="+".join(share.name for share in self.stream.ood),
+            corruption="+".join(corruptions) or CLEAN,
+            severity=segments[0].severity,
+            seed=self.seed,
+            settings=plain(self.settings),
+        )
+
+    @property
+    def title(self) -> str:
+        """One line for people: ``sar · fog/5 · textures · seed 2024``."""
+        place = self.place
+        parts = [place.row, self.stream.segments[0].domain, place.ood, f"seed {self.seed}"]
+        if place.id != "imagenet-c":
+            parts.insert(1, place.id)
+        parts += [f"{name}={value}" for name, value in self.settings.items()]
+        return " · ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where and how a cell is run: no part of a result, so no part of a hash."""
+
+    root: str = ""  # folder of the data sets; nothing for what the package ships
+    cache: str | None = None  # folder of prepared pixels
+    workers: int = 0  # processes that decode images, a cell
+    graph: bool = True  # on a GPU, play the library's methods back from recordings: sooner
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running a cell gave: a line for the store and the arrays beside it."""
+
+    record: Record
+    samples: Samples | None = None
+    extras: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a cell has come, for a bar or a line; measures are shares, NaN where unknown."""
+
+    hash: str
+    title: str
+    done: int  # batches
+    total: int  # batches; 0: not known yet
+    acc: float
+    auroc: float
+    h: float

@@ -1,0 +1,201 @@
+"""What cells would cost before any is run: images, batches, and a guess of the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from opentta import registry
+from opentta.bench.plan.backbones import size_of
+from opentta.bench.plan.cells import Cell
+from opentta.bench.store.results import Record, content_hash
+from opentta.datasets.catalog import DATASETS
+from opentta.datasets.spec import Share, StreamSpec
+
+BACKWARD, ALL = 1.15, 1.9
+"""A backward to the norm layers and one to all weights, in forwards; docs/decisions/cost.md."""
+SPEED = {"cpu": 40e9, "cuda": 15e12}
+"""Assumed operations a second: of one thread, and of a GPU."""
+GUESS = 3.0  # forwards of a method that nobody has counted
+
+
+@dataclass(frozen=True)
+class Part:
+    """The share of one row of the table."""
+
+    cells: int = 0  # not stored yet
+    images: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is to be computed; ``seconds`` is for one process, and rests on ``assumptions``."""
+
+    cells: int  # all that were asked for
+    stored: int  # of them already there
+    images: int  # of those that are not
+    batches: int
+    seconds: float
+    rows: Mapping[str, Part] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+
+def count_images(spec: StreamSpec) -> tuple[int, int]:
+    """(ID, OOD) images of one segment, by the published sizes of the sets.
+
+    Example:
+        >>> count_images(StreamSpec(Share("imagenet-c"), (Share("textures", count=5000),)))
+        (50000, 5000)
+    """
+    known = _taken(spec.id, 0)
+    return known, sum(_taken(share, known) for share in spec.ood)
+
+
+def forwards(cell: Cell) -> float:
+    """Forward passes an image that a method's step is worth, backwards included.
+
+    Example:
+        >>> from opentta.bench.plan.cells import Weights
+        >>> cell = Cell("sar", Weights("vit", "ab"), StreamSpec(Share("imagenet-c")))
+        >>> round(forwards(cell), 2)
+        4.3
+    """
+    config = cell.config
+    step = 1 + BACKWARD
+    memory = config.get("capacity", 0) / cell.stream.batch_size  # of images, batches' worth
+    costs = {
+        "source": 1.0,
+        "tent": step,
+        "eata": step,
+        "cotta": 3 + ALL,  # its 32 views are rare: a network as unsure as that is at its end
+        "rotta": 1 + 1 + step,  # an update an image, on the average
+        "sotta": 1 + 2 * step * memory,
+        "sar": 2 * step,
+        "ostta": 1 + step,
+        "unient": 1.2 + step,
+        "unient_plus": 1.2 + step,
+        "owttt": 2.5 + ALL,
+        "stamp": 0.85 * config.get("views", 1) + 2 * step * memory,
+    }
+    if cell.method == "ladder_affine":
+        return 2 * step + _modules(config)
+    return float(costs.get(cell.method, GUESS))
+
+
+def estimate(
+    cells: Sequence[Cell], records: Iterable[Record] = (), *, forward: float | None = None
+) -> Estimate:
+    """What the cells cost that ``records`` do not hold yet.
+
+    The time of a cell is, in this order: what a stored cell of the same method, backbone, device
+    and batch size took an image; the method's count of forwards times a plain forward, which is
+    ``forward`` (seconds an image), else what stored cells of the backbone say, else an assumption
+    about the machine. Decoding images is not in it.
+
+    Example:
+        >>> from opentta.bench.plan.presets import expand, load_preset
+        >>> cells = expand(load_preset("runtime"), download=False)
+        >>> estimate(cells, forward=0.001).images, round(estimate(cells[:1], forward=0.001).seconds)
+        (605000, 55)
+    """
+    done = [record for record in records if record.ok]
+    stored = {record.hash for record in done}
+    todo = [cell for cell in cells if cell.hash not in stored]
+    timing = _Timing(done, forward)
+    rows: dict[str, Part] = {}
+    images = batches = 0
+    for cell in todo:
+        passes = (cell.stream.passes or 1) * len(cell.stream.segments)
+        a_segment = sum(count_images(cell.stream))
+        size = cell.stream.batch_size
+        full = a_segment // size
+        batches += passes * (full if cell.stream.drop_last else math.ceil(a_segment / size))
+        seen = passes * (full * size if cell.stream.drop_last else a_segment)
+        images += seen
+        row, old = cell.row or cell.method, rows.get(cell.row or cell.method, Part())
+        seconds = old.seconds + seen * timing.of(cell)
+        rows[row] = Part(old.cells + 1, old.images + seen, seconds)
+    total = sum(part.seconds for part in rows.values())
+    assumed = tuple(timing.assumptions)
+    return Estimate(len(cells), len(cells) - len(todo), images, batches, total, rows, assumed)
+
+
+class _Timing:
+    """Seconds an image, from what was measured where it was, and what had to be assumed."""
+
+    def __init__(self, records: Sequence[Record], forward: float | None) -> None:
+        self.assumptions: dict[str, None] = {}
+        self._forward = forward
+        self._measured: dict[tuple[str, ...], list[float]] = {}
+        self._plain: dict[tuple[str, ...], list[float]] = {}
+        for record in records:
+            if not record.images_per_second or not record.cell:
+                continue
+            seconds = 1 / record.images_per_second
+            for key in _keys(record.cell):
+                self._measured.setdefault(key, []).append(seconds)
+            if record.cost:
+                self._plain.setdefault(_machine(record.cell), []).append(seconds / record.cost)
+
+    def of(self, cell: Cell) -> float:
+        described = cell.describe()
+        for key in _keys(described):
+            if key in self._measured:
+                text = "times an image are those of stored cells where there are some"
+                self.assumptions[text] = None
+                return median(self._measured[key])
+        if cell.method in registry.BUILT_IN:
+            text = "a step costs the forwards and backwards that its method counts"
+        else:
+            text = f"a step of {cell.method} costs {GUESS:g} forwards: nobody has counted it"
+        self.assumptions[text] = None
+        return self._plain_forward(cell, described) * forwards(cell)
+
+    def _plain_forward(self, cell: Cell, described: Mapping[str, Any]) -> float:
+        measured = self._plain.get(_machine(described))
+        if self._forward is not None:
+            self.assumptions[f"a plain forward takes {self._forward:.3g} s an image"] = None
+            return self._forward
+        if measured:
+            seconds = median(measured)
+            text = f"a plain forward takes {seconds:.3g} s an image, as stored cells measured"
+            self.assumptions[text] = None
+            return seconds
+        threads = cell.threads if cell.device == "cpu" else 1
+        speed = SPEED[cell.device] * threads
+        seconds = size_of(cell.weights.name).flops / speed
+        where = f"{threads} thread(s)" if cell.device == "cpu" else "a GPU"
+        self.assumptions[
+            f"{where} can do {speed / 1e9:.0f} GFLOP/s, not measured: a plain forward of "
+            f"{cell.weights.name} takes {seconds:.3g} s an image"
+        ] = None
+        return seconds
+
+
+def _keys(description: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What makes the times of two cells comparable: the same fields of the config, then any."""
+    stream = description.get("stream", {})
+    shared = (description.get("method", ""), *_machine(description), str(stream.get("batch_size")))
+    return [(*shared, content_hash(description.get("config", {}))), shared]
+
+
+def _machine(description: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(description.get(k)) for k in ("backbone", "device", "precision", "threads"))
+
+
+def _modules(config: Mapping[str, Any]) -> float:
+    """What the affine and the ladder add to two passes, in forwards."""
+    affine = {"off": 0.0, "pooled": 0.4, "token": 3.0}
+    third = 1.0 if config["predict_from"] == "post" else 0.0
+    ladder = 0.0 if config["ladder"] == "off" else 0.1
+    return affine[str(config["affine"])] + ladder + third
+
+
+def _taken(share: Share, known: int) -> int:
+    if share.ratio is not None:
+        return round(share.ratio * known)
+    return share.count or DATASETS[share.name].images

@@ -1,0 +1,131 @@
+"""The presets that come with the library, and a user's own: by name or by file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from opentta.bench.plan.backbones import remarks
+from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.preset import Preset
+from opentta.bench.plan.preset_file import parse, read_toml
+from opentta.bench.store.plans import Plan
+from opentta.errors import ConfigError, DataError, unknown
+
+__all__ = ["FOLDER", "Preset", "expand", "load_preset", "plan_of", "presets"]
+
+FOLDER = Path(str(files("opentta.bench").joinpath("preset_files")))
+"""Where the library's own presets lie; a name that begins with ``_`` is there to be extended."""
+_ORDER = ("mini", "table1", "table2", "table3", "table4", "visda", "ablation", "alpha", "lambda")
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the library's own presets, the paper's tables in their order.
+
+    Example:
+        >>> "table1" in presets()
+        True
+    """
+    names = sorted(path.stem for path in FOLDER.glob("[!_]*.toml"))
+    return tuple(sorted(names, key=lambda n: _ORDER.index(n) if n in _ORDER else len(_ORDER)))
+
+
+def load_preset(name: str | Path) -> Preset:
+    """A preset of the library by its name, or a TOML file by its path.
+
+    Example:
+        >>> load_preset("table4").stream.batch_size
+        16
+        >>> load_preset("tabel1")
+        Traceback (most recent call last):
+        opentta.errors.UnknownNameError: unknown preset 'tabel1': did you mean 'table1'...
+    """
+    path = _find(str(name), Path())
+    return parse(_merged(path, ()), name=path.stem, file=_shown(path))
+
+
+def plan_of(preset: Preset, cells: Sequence[Cell], command: str) -> Plan:
+    """What is kept beside the results: where each cell belongs, and what a reader must know.
+
+    Example:
+        >>> preset = load_preset("runtime")
+        >>> plan = plan_of(preset, expand(preset, limit=100, download=False), "opentta bench")
+        >>> plan.kind, plan.notes[-1]
+        ('runtime', 'at most 100 ID images a stream: not comparable with the full one')
+    """
+    return Plan(
+        preset=preset.name,
+        title=preset.title or preset.name,
+        kind=preset.kind,
+        paper=preset.paper,
+        command=command,
+        groups={group: list(names) for group, names in preset.groups.items()},
+        notes=(*preset.notes, *_notes(preset, cells)),
+        cells=tuple(cell.place for cell in cells),
+    )
+
+
+def _find(name: str, beside: Path) -> Path:
+    """The file that a name means; a path is looked up from the folder ``beside``."""
+    own = FOLDER / f"{name}.toml"
+    if "/" not in name and own.is_file():
+        return own
+    if not name.endswith(".toml"):
+        raise unknown("preset", name, [*presets(), "or the path of a .toml file"])
+    path = beside / name
+    if not path.is_file():
+        raise DataError(
+            f"expected a preset in {path}, but there is no such file; the library's own are "
+            f"{', '.join(presets())}"
+        )
+    return path
+
+
+def _merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The keys of a file on top of those of the preset that it extends."""
+    raw = read_toml(path)
+    parse(raw, name=path.stem, file=_shown(path))  # every file answers for its own keys
+    below = raw.get("extends")
+    if below is None:
+        return raw
+    if path.resolve() in seen:
+        raise ConfigError(f"{path} extends itself, by way of {below}; remove one of the two")
+    parent = _find(below, path.parent)
+    return _over(_merged(parent, (*seen, path.resolve())), raw)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables are joined, anything else is replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        out[key] = _over(below[key], value) if both else value
+    return out
+
+
+def _shown(path: Path) -> str:
+    """How messages name a file."""
+    return path.name if path.parent == FOLDER else str(path)
+
+
+def _notes(preset: Preset, cells: Sequence[Cell]) -> list[str]:
+    """Of the backbone, and of everything in which the cells depart from the preset."""
+    notes: dict[str, None] = {}
+    for name, used in dict.fromkeys((c.weights.name, c.stream.preset.name) for c in cells):
+        asked = [n for n in preset.grid.backbones if name.partition(".")[0] == n]  # without its tag
+        notes |= dict.fromkeys(remarks(asked[0] if asked else name, used))
+    stated = preset.stream
+    for used in dict.fromkeys(c.stream.preset.name for c in cells):
+        if used != stated.preprocessing:
+            notes[f"preprocessing is {used}, not {stated.preprocessing} as in {preset.name}"] = None
+    for size in dict.fromkeys(c.stream.batch_size for c in cells):
+        if size != stated.batch_size:
+            notes[f"batches of {size}, not of {stated.batch_size} as in {preset.name}"] = None
+    for share in dict.fromkeys(c.stream.id for c in cells):
+        if share != stated.share(share.name):
+            text = f"at most {share.count} ID images a stream: not comparable with the full one"
+            notes[text] = None
+    return list(notes)

@@ -1,0 +1,1 @@
+"""Running cells: engines, the batch walk, cost, progress."""

@@ -1,0 +1,1 @@
+"""Keeping results: the append-only store and the plans beside it."""

@@ -1,0 +1,34 @@
+"""The latest values of a stream and their quantiles: thresholds that move with the shift."""
+
+import torch
+from torch import Tensor
+
+from opentta.parts.optim import assign
+
+
+class Recent:
+    """A window over the last ``size`` values, on the device; empty places are NaN.
+
+    Example:
+        >>> recent = Recent(size=4, device=torch.device("cpu"))
+        >>> recent.push(torch.tensor([1.0, 2.0, 3.0]), where=torch.tensor(True))
+        >>> recent.quantile(0.5)
+        tensor(2.)
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.values = torch.full((size,), torch.nan, dtype=torch.float32, device=device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What changes along the stream."""
+        return {"values": self.values}
+
+    def push(self, values: Tensor, *, where: Tensor) -> None:
+        """Take ``values`` (B,) in, the oldest out, where ``where`` (a bool scalar) is true."""
+        size = len(self.values)
+        moved = torch.cat([self.values, values.detach().to(self.values)])[-size:]
+        assign([self.values], [moved], where)
+
+    def quantile(self, share: float) -> Tensor:
+        """The value under which ``share`` of the window lies: (); NaN while it is empty."""
+        return self.values.nanquantile(share)

@@ -1,0 +1,118 @@
+"""A chart: one or more panels that share a caption, as PDF and PNG for print and SVG for the page.
+
+Print gets one file with all panels side by side. The page gets one SVG a panel, so that the
+browser can put them below each other on a narrow screen without shrinking their text.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from opentta.report.figures.style import INK, SALT, drawing
+
+PANEL = (4.2, 3.1)
+"""Inches of a panel: its text is about 10 pixels high on a phone."""
+SMALL = (3.4, 2.6)
+"""Inches of a panel of which three stand side by side."""
+DPI = 200
+_FONTS = "'DejaVu Sans',Verdana,sans-serif"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. ``draw`` is called once for print and once for the page."""
+
+    title: str
+    draw: Callable[[Axes], None]
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A figure that cannot be made of this store, and why."""
+
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the report; ``note`` says n and seeds and stands below it everywhere."""
+
+    name: str  # file name without ending
+    title: str
+    caption: str  # what one sees, in a sentence or two
+    note: str  # n and seeds
+    alt: str  # the same for who cannot see it, values included
+    panels: tuple[Panel, ...]
+    columns: int = 2  # panels side by side in print
+    size: tuple[float, float] = PANEL  # inches of a panel
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write ``<name>.pdf`` and ``<name>.png``; equal charts give equal bytes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        columns = min(self.columns, len(self.panels))
+        rows = -(-len(self.panels) // columns)
+        width, height = self.size[0] * columns, self.size[1] * rows
+        note = textwrap.fill(self.note, int(width * 17))
+        with drawing():
+            figure = Figure((width, height + 0.55 + 0.13 * note.count("\n")), layout="constrained")
+            FigureCanvasAgg(figure)
+            figure.suptitle(
+                textwrap.fill(self.title, int(width * 11)), fontsize=11, x=0.01, ha="left"
+            )
+            figure.supxlabel(note, fontsize=7, x=0.01, ha="left")
+            places = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+            for place, axes in enumerate(places):
+                if place < len(self.panels):
+                    self._draw(self.panels[place], axes)
+                else:
+                    axes.remove()
+            figure.draw_without_rendering()  # the layout, once for both files
+            figure.set_layout_engine("none")
+            files = [folder / f"{self.name}.pdf", folder / f"{self.name}.png"]
+            dates = {"CreationDate": None, "ModDate": None}
+            figure.savefig(files[0], metadata={"Creator": SALT, "Producer": SALT, **dates})
+            figure.savefig(files[1], dpi=DPI, metadata={"Software": SALT})
+        return files
+
+    def svgs(self) -> list[str]:
+        """One SVG a panel, to stand inside a page: no size of its own, ink in the text's colour."""
+        out = []
+        for place, panel in enumerate(self.panels):
+            with drawing(bold=True):
+                figure = Figure(self.size, layout="constrained")
+                figure.patch.set_visible(False)
+                self._draw(panel, figure.subplots())
+                file = io.StringIO()
+                keys = ("Date", "Creator", "Format", "Type")
+                figure.savefig(file, format="svg", metadata=dict.fromkeys(keys), dpi=150)
+            out.append(_inline(file.getvalue(), f"{self.name}-{place}"))
+        return out
+
+    @staticmethod
+    def _draw(panel: Panel, axes: Axes) -> None:
+        axes.set_title(panel.title)
+        panel.draw(axes)
+
+
+def _inline(svg: str, prefix: str) -> str:
+    """Matplotlib's SVG without prologue, with ids of its own and with the page's ink."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.S)
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.S)
+    svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', svg, count=1
+    )
+    svg = re.sub(r"'DejaVu Sans'", _FONTS, svg)
+    svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
+    return re.sub(r"\n\s*", "\n", svg).strip()

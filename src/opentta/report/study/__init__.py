@@ -1,0 +1,1 @@
+"""A store read and averaged."""

@@ -1,0 +1,261 @@
+"""The cells of one preset, and every number that a table or a figure takes from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from opentta.bench.store.results import Record
+from opentta.report.study.side import SideFiles
+from opentta.report.study.values import (
+    AVERAGE,
+    COSTS,
+    Column,
+    Entry,
+    Line,
+    Value,
+    line_of,
+    mean_value,
+    reading,
+    seed_means,
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one preset asked for and what is there of it.
+
+    ``entries`` has one entry a place, in the order of the largest plan; ``replaced`` the cells
+    that a later plan gave way to others; ``idle`` what is said of plans that are left out. The rest
+    of the fields are the plan's.
+    """
+
+    preset: str
+    entries: tuple[Entry, ...]
+    replaced: tuple[Entry, ...] = ()
+    title: str = ""
+    kind: str = "table"
+    paper: str = ""  # a table of the paper, "" for none
+    commands: tuple[str, ...] = ()
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> its OOD sets
+    published: bool = False
+    notes: tuple[str, ...] = ()
+    planned: bool = True  # False: places come from the cells themselves, nothing can be missing
+    idle: tuple[str, ...] = ()
+    side: SideFiles | None = field(default=None, repr=False)  # None: no samples to compute from
+
+    @property
+    def name(self) -> str:
+        """The preset, marked where its results were published and not computed here."""
+        return f"{self.preset} (published)" if self.published else self.preset
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The rows of the table, in order."""
+        return tuple(self._by_line)
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the rows, in order."""
+        return _distinct(line.row for line in self.lines)
+
+    @cached_property
+    def backbones(self) -> tuple[str, ...]:
+        """Backbones, in order."""
+        return _distinct(line.backbone for line in self.lines)
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """ID sets, in order."""
+        return _distinct(line.id for line in self.lines)
+
+    @cached_property
+    def oods(self) -> tuple[str, ...]:
+        """OOD sets of the streams, in order; several in one stream are joined by ``+``."""
+        return _distinct(each.place.ood for each in self.entries)
+
+    @cached_property
+    def corruptions(self) -> tuple[str, ...]:
+        """Corruptions of the cells, in order; several in one cell are joined by ``+``."""
+        return _distinct(each.place.corruption for each in self.entries)
+
+    @cached_property
+    def severities(self) -> tuple[int, ...]:
+        """Severities, rising; 0 is clean."""
+        return tuple(sorted({each.place.severity for each in self.entries}))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds, rising."""
+        return tuple(sorted({each.place.seed for each in self.entries}))
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """One column a stream; then groups or origins scored apart; then the average."""
+        streams = [Column((ood,)) for ood in self.oods]
+        parts: list[Column] = []
+        for ood in self.oods:
+            origins = ood.split("+") if "+" in ood else []
+            inside = [
+                Column((ood,), group, names)
+                for group, names in self.groups.items()
+                if names and set(names) <= set(origins)
+            ]
+            parts += inside or [Column((ood,), name, (name,)) for name in origins]
+        if len(self.oods) == 1:
+            return (*streams, *parts)
+        for group, names in self.groups.items():
+            if names and set(names) <= set(self.oods):
+                parts.append(Column(tuple(o for o in self.oods if o in names), name=group))
+        return (*streams, *parts, Column(self.oods, name=AVERAGE))
+
+    @cached_property
+    def origins(self) -> tuple[Column, ...]:
+        """One column for each OOD set of a stream that has several."""
+        joined = [ood for ood in self.oods if "+" in ood]
+        return tuple(Column((ood,), name, (name,)) for ood in joined for name in ood.split("+"))
+
+    @property
+    def failed(self) -> tuple[Entry, ...]:
+        """Cells that failed; ``record.reason`` says why."""
+        return tuple(each for each in self.entries if each.state == "failed")
+
+    @property
+    def missing(self) -> tuple[Entry, ...]:
+        """Cells that were asked for and are not stored."""
+        return tuple(each for each in self.entries if each.state == "missing")
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """Records of the cells that finished, each once."""
+        found = {e.record.hash: e.record for e in self.entries if e.record and e.record.ok}
+        return tuple(found.values())
+
+    def pool(
+        self,
+        line: Line | None = None,
+        ood: str | None = None,
+        severity: int | None = None,
+        corruption: str | None = None,
+        seed: int | None = None,
+    ) -> tuple[Entry, ...]:
+        """The entries of a place, in order; None leaves a coordinate free."""
+        if line is not None and ood is not None and severity is not None:
+            chosen: Iterable[Entry] = self._index.get((line, ood, severity), ())
+        else:
+            own = self.entries if line is None else self._by_line.get(line, ())
+            chosen = (
+                each
+                for each in own
+                if ood in (None, each.place.ood) and severity in (None, each.place.severity)
+            )
+        return tuple(
+            each
+            for each in chosen
+            if corruption in (None, each.place.corruption) and seed in (None, each.place.seed)
+        )
+
+    def value(self, line: Line, column: Column, severity: int, measure: str) -> Value:
+        """One value of the table: the mean of ``measure``, a name of ``SHARES`` or ``COSTS``."""
+        pools = [self.pool(line, ood, severity) for ood in column.oods]
+        return mean_value(pools, self._reader(measure, column))
+
+    def per_seed(self, line: Line, column: Column, severity: int, measure: str) -> dict[int, float]:
+        """What ``value`` is the mean of: seed -> value; seeds without a result are left out."""
+        pools = [self.pool(line, ood, severity) for ood in column.oods]
+        return seed_means(pools, self._reader(measure, column))
+
+    def by_corruption(
+        self, line: Line, column: Column, severity: int, measure: str
+    ) -> dict[str, Value]:
+        """Corruption -> value. A cell of several corruptions gives its domains (``fog/5``)."""
+        entries = [each for ood in column.oods for each in self.pool(line, ood, severity)]
+        names = _distinct(name for each in entries for name in _domains(each))
+        out = {}
+        for name in names:
+            pools = [
+                [
+                    each
+                    for each in self.pool(line, ood, severity)
+                    if name in _domains(each) or not (_domains(each) or each.ok)
+                ]
+                for ood in column.oods
+            ]
+            out[name] = mean_value(pools, self._reader(measure, column, name))
+        return out
+
+    def unscored(self, column: Column) -> tuple[Entry, ...]:
+        """Finished cells that have no value for a group, for want of their samples."""
+        pools = [self.pool(ood=ood) for ood in column.oods if column.sets]
+        return tuple(
+            each
+            for pool in pools
+            for each in pool
+            if each.record is not None and each.ok and not self._against(each.record, column)
+        )
+
+    def effort(self, line: Line, measure: str, severity: int | None = None) -> float:
+        """Median over cells of one of ``COSTS``; NaN where none has it."""
+        found = [
+            reading(each.record, measure)
+            for each in self.pool(line, severity=severity)
+            if each.record is not None and each.ok
+        ]
+        known = [value for value in found if not math.isnan(value)]
+        return float(np.median(known)) if known else math.nan
+
+    def _reader(self, measure: str, column: Column, domain: str = "") -> Callable[[Record], float]:
+        """How a record is read; ``domain`` with a slash is one of several in its stream."""
+        if measure in COSTS or not (column.sets or "/" in domain):
+            return lambda record: reading(record, measure)
+        if not column.sets:
+            return lambda record: reading(record, measure, domain=domain)
+        if "/" in domain:
+            return lambda record: math.nan  # not stored by both
+        return lambda record: _number(self._against(record, column).get(measure))
+
+    def _against(self, record: Record, column: Column) -> Mapping[str, Any]:
+        """Measures of a stream against the sets of a column, which are the plan's of today."""
+        metrics: dict[str, Any] = record.metrics
+        if set(column.sets) == set(column.oods[0].split("+")):
+            return metrics
+        if len(column.sets) == 1:
+            own: dict[str, Any] = metrics.get("origins", {}).get(column.sets[0], {})
+            return own
+        return self.side.against(record, column.sets) if self.side else {}
+
+    @cached_property
+    def _by_line(self) -> dict[Line, list[Entry]]:
+        index: dict[Line, list[Entry]] = {}
+        for each in self.entries:
+            index.setdefault(line_of(each.place), []).append(each)
+        return index
+
+    @cached_property
+    def _index(self) -> dict[tuple[Line, str, int], list[Entry]]:
+        index: dict[tuple[Line, str, int], list[Entry]] = {}
+        for line, entries in self._by_line.items():
+            for each in entries:
+                key = (line, each.place.ood, each.place.severity)
+                index.setdefault(key, []).append(each)
+        return index
+
+
+def _domains(entry: Entry) -> tuple[str, ...]:
+    """Corruptions that a cell has values of; none for a joined cell without a result."""
+    if "+" not in entry.place.corruption:
+        return (entry.place.corruption,)
+    return tuple(entry.record.metrics.get("domains", ())) if entry.record else ()
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,63 @@
+"""The results that came with the package: shown beside what is computed here, never among it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from opentta.assets.files import RESULTS, manifest, read
+from opentta.bench.store.files import from_json, to_json
+from opentta.bench.store.plans import Plan
+from opentta.bench.store.results import Record
+
+BACKBONE = "embedded"
+"""Shipped results are for this backbone: a store without it has nothing to compare."""
+
+
+def shipped_for(
+    plans: Iterable[Plan], own: Mapping[str, Record]
+) -> tuple[list[Plan], dict[str, Record]]:
+    """The shipped plans and their records, by hash, where ``plans`` ask for the same backbone.
+
+    ``own`` are the records of the store: what was taken from this very store is not shown twice.
+
+    Example:
+        >>> shipped_for([], {})
+        ([], {})
+    """
+    if RESULTS not in manifest():
+        return [], {}
+    if not any(place.backbone == BACKBONE for plan in plans for place in plan.cells):
+        return [], {}
+    shipped, records = read_shipped(read(RESULTS))
+    return [plan for plan in shipped if not _from_here(plan, records, own)], records
+
+
+def _from_here(plan: Plan, shipped: Mapping[str, Record], own: Mapping[str, Record]) -> bool:
+    """Whether the store is where the shipped results of the plan were taken from."""
+    pairs = [(shipped.get(place.hash), own.get(place.hash)) for place in plan.cells]
+    return all(one is None or (two is not None and _bare(two) == one) for one, two in pairs)
+
+
+def _bare(record: Record) -> Record:
+    """The record without its side file, as it is shipped."""
+    return replace(record, has_samples=False, arrays=[])
+
+
+def read_shipped(data: bytes) -> tuple[list[Plan], dict[str, Record]]:
+    """What ``pack_shipped`` wrote."""
+    values = json.loads(gzip.decompress(data))
+    plans = [Plan.from_dict(from_json(text.encode())) for text in values["plans"]]
+    records = [Record.from_line(line.encode()) for line in values["records"]]
+    return plans, {record.hash: record for record in records}
+
+
+def pack_shipped(plans: Iterable[Plan], records: Iterable[Record]) -> bytes:
+    """Plans and records in one compressed file; the same ones always give the same bytes."""
+    values = {
+        "plans": [to_json(replace(plan, published=True).to_dict()).decode() for plan in plans],
+        "records": [_bare(record).to_line().decode() for record in records],
+    }
+    return gzip.compress(json.dumps(values).encode(), mtime=0)

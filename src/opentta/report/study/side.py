@@ -1,0 +1,72 @@
+"""Side files of a store as a report reads them: there or not, and scored against chosen OOD sets.
+
+A stored line has measures for the stream as a whole and for each of its OOD sets. A group of
+several sets, such as near OOD, is no part of what names a cell: the plan may change it later. It
+is therefore computed from the samples, for the sets that the plan names now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from opentta.bench.store.results import SIDE, Record, Store
+from opentta.metrics.samples import Array, Samples
+from opentta.metrics.summary import SHARES, score
+
+Measures = dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class SideFiles:
+    """What is stored beside the lines; files that were not kept read as nothing.
+
+    Example:
+        >>> import tempfile
+        >>> store = Store(tempfile.mkdtemp())
+        >>> store.append(Record("a1", "ok", metrics={"acc": 0.5}))
+        >>> side = SideFiles(store)
+        >>> side.has_samples(store.read()[0]), side.against(store.read()[0], ("ssb", "ninco"))
+        (False, {})
+    """
+
+    store: Store
+    _known: dict[tuple[str, tuple[str, ...]], Measures] = field(default_factory=dict, repr=False)
+
+    def has_samples(self, record: Record) -> bool:
+        """Whether the samples of a cell are stored and their side file was kept."""
+        return record.has_samples and self._path(record).exists()
+
+    def samples(self, record: Record) -> Samples | None:
+        """What was seen of every sample of a cell; None where the side file is not there."""
+        return self.store.samples(record.hash) if self.has_samples(record) else None
+
+    def extras(self, record: Record) -> dict[str, Array]:
+        """Thumbnails and coordinates of a cell; empty where the side file is not there."""
+        kept = bool(record.arrays) and self._path(record).exists()
+        return self.store.extras(record.hash) if kept else {}
+
+    def against(self, record: Record, sets: Sequence[str]) -> Measures:
+        """``SHARES`` of a stream with the OOD samples of ``sets`` alone, as means over domains.
+
+        Empty where the samples are not there or do not say where they come from.
+        """
+        key = (record.hash, tuple(sorted(sets)))
+        if key not in self._known:
+            self._known[key] = self._scored(record, sets)
+        return self._known[key]
+
+    def _scored(self, record: Record, sets: Sequence[str]) -> Measures:
+        samples = self.samples(record)
+        if samples is None or samples.origin is None or not set(sets) <= set(samples.origins):
+            return {}
+        chosen = samples.against(*sets)
+        present = [name for i, name in enumerate(chosen.domains) if (chosen.domain == i).any()]
+        parts = [score(chosen.of_domain(name)) for name in present]
+        return {name: float(np.mean([part[name] for part in parts])) for name in SHARES if parts}
+
+    def _path(self, record: Record) -> Path:
+        return self.store.path / SIDE / f"{record.hash}.npz"

@@ -1,0 +1,142 @@
+r"""A table as LaTeX, ready to paste: booktabs, the best in bold, ± the deviation."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
+
+from opentta.report.tables.table import Block, Cell, Row, Table
+
+_WIDE = 8  # columns of values from which the table is scaled to the width of the text
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "[": "{[}",  # behind \\ it would be taken for an argument
+    "]": "{]}",
+    "*": "{*}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "α": r"$\alpha$",
+    "λ": r"$\lambda$",
+    "–": "--",
+    "…": r"\ldots{}",
+}
+
+
+def escape(text: str) -> str:
+    r"""Text in which LaTeX sees letters only; signs that it may not know become "?".
+
+    Example:
+        >>> print(escape("hln_only & 5%"))
+        hln\_only \& 5\%
+    """
+    out = []
+    for letter in " ".join(text.split()):
+        if letter in _ESCAPES:
+            out.append(_ESCAPES[letter])
+            continue
+        plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+        out.append(letter if letter.isascii() else plain or "?")
+    return "".join(out)
+
+
+def to_latex(table: Table) -> str:
+    r"""The table as a float.
+
+    Example:
+        >>> from opentta.report.tables.table import Table
+        >>> print(to_latex(Table("mini", "A title", "Per cent.", (), ())))
+        % needs \usepackage{booktabs} and \usepackage{graphicx}
+        \begin{table*}[t]
+        ...
+    """
+    wide = len(table.headings) > _WIDE
+    lines = [
+        r"% needs \usepackage{booktabs} and \usepackage{graphicx}",
+        r"\begin{table*}[t]",
+        r"\centering",
+        rf"\caption{{{escape(table.title)}. {escape(table.caption)}}}",
+        rf"\label{{tab:{_label(table.preset)}}}",
+        *([r"\resizebox{\textwidth}{!}{%"] if wide else []),
+        rf"\begin{{tabular}}{{l{'r' * len(table.headings)}}}",
+        r"\toprule",
+        *_head(table),
+    ]
+    for block in table.blocks:
+        lines.append(r"\midrule")
+        if table.several_blocks:
+            span = 1 + len(table.headings)
+            lines.append(rf"\multicolumn{{{span}}}{{l}}{{\emph{{{escape(block.title)}}}}} \\")
+        lines += _body(block)
+    lines += [r"\bottomrule", r"\end{tabular}" + ("}" if wide else "")]
+    for number, note in enumerate(table.footnotes, start=1):
+        lines.append(rf"\par\footnotesize $^{{{number}}}$ {escape(note)}")
+    for note in table.notes:
+        lines.append(rf"\par\footnotesize {escape(note)}")
+    lines.append(r"\end{table*}")
+    return "\n".join(lines) + "\n"
+
+
+def _head(table: Table) -> Iterator[str]:
+    cells, rules, place = [], [], 2
+    for _, items in groupby(table.headings, key=lambda heading: heading.column):
+        headings = list(items)
+        width, name = len(headings), escape(headings[0].group)
+        cells.append(rf"\multicolumn{{{width}}}{{c}}{{{name}}}")
+        if name:
+            rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
+        place += width
+    if cells:
+        yield f" & {' & '.join(cells)} " + r"\\"
+        yield "".join(rules)
+    yield " & ".join(["Method", *(escape(heading.label) for heading in table.headings)]) + r" \\"
+
+
+def _body(block: Block) -> Iterator[str]:
+    for row in block.rows:
+        yield _joined(escape(row.label), [_ours(cell) for cell in row.cells])
+        if row.has_paper:
+            yield from _papers(row)
+
+
+def _papers(row: Row) -> Iterator[str]:
+    yield _joined(r"\quad paper", [_paper(cell) for cell in row.cells])
+    gaps = [f"${cell.difference_text}$" if cell.difference_text else "" for cell in row.cells]
+    yield _joined(r"\quad difference", gaps)
+
+
+def _joined(label: str, cells: list[str]) -> str:
+    return " & ".join([label, *cells]) + r" \\"
+
+
+def _ours(cell: Cell) -> str:
+    text = rf"\textbf{{{cell.text}}}" if cell.best else cell.text
+    if cell.std_text:
+        text += rf"{{\scriptsize$\pm${cell.std_text}}}"
+    return rf"{text} {{\scriptsize({cell.mark})}}" if cell.mark else text
+
+
+def _paper(cell: Cell) -> str:
+    if cell.paper is None:
+        return ""
+    text = f"{cell.paper:.{cell.decimals}f}"
+    if cell.paper_std is not None:
+        text += rf"{{\scriptsize$\pm${cell.paper_std:.{cell.decimals}f}}}"
+    return text + (f"$^{{{','.join(map(str, cell.notes))}}}$" if cell.notes else "")
+
+
+def _label(preset: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in preset)

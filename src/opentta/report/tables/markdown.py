@@ -1,0 +1,94 @@
+"""A table as Markdown, for a README or an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opentta.report.study.provenance import facts
+from opentta.report.study.section import Section
+from opentta.report.tables.table import Block, Cell, Table
+
+
+def to_markdown(table: Table, section: Section | None = None) -> str:
+    """The table with its notes; with a section also its provenance and how to run it again.
+
+    Example:
+        >>> from opentta.report.tables.table import Table
+        >>> print(to_markdown(Table("mini", "A title", "Per cent.", (), ())))
+        ## A title
+        <BLANKLINE>
+        Per cent.
+        <BLANKLINE>
+    """
+    parts = [f"## {_line(table.title)}", _line(table.caption)]
+    for block in table.blocks:
+        if table.several_blocks:
+            parts.append(f"### {_line(block.title)}")
+        parts.append(_rows(table, block))
+    if table.blocks:
+        parts.append(
+            "Bold: best of its column among complete values; in cost and MiB, source is left out. "
+            "14/15: mean of 14 of the 15 cells asked for. Cost: × a plain forward. MiB: peak "
+            "memory."
+        )
+    if table.footnotes:
+        notes = enumerate(table.footnotes, start=1)
+        parts.append("\n".join(f"{number}. {_line(note)}" for number, note in notes))
+    if table.notes:
+        parts.append("\n".join(f"- {_line(note)}" for note in table.notes))
+    if section is not None:
+        parts += _provenance(section)
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(table: Table, block: Block) -> str:
+    heads = [f"{heading.group} {heading.label}".strip() for heading in table.headings]
+    lines = [_join(["", *(_line(head) for head in heads)])]
+    lines.append(_join(["---", *("---:" for _ in heads)]))
+    for row in block.rows:
+        label = _line(row.label)
+        lines.append(_join([label, *(_ours(cell) for cell in row.cells)]))
+        if row.has_paper:
+            lines.append(_join([f"{label}, paper", *(_paper(cell) for cell in row.cells)]))
+            gaps = (cell.difference_text for cell in row.cells)
+            lines.append(_join([f"{label}, difference", *gaps]))
+    return "\n".join(lines)
+
+
+def _ours(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.best else cell.text
+    if cell.std_text:
+        text += f" ± {cell.std_text}"
+    return f"{text} ({cell.mark})" if cell.mark else text
+
+
+def _paper(cell: Cell) -> str:
+    if cell.paper is None:
+        return ""
+    std = "" if cell.paper_std is None else f" ± {cell.paper_std:.{cell.decimals}f}"
+    notes = "".join(f"<sup>{note}</sup>" for note in cell.notes)
+    return f"{cell.paper:.{cell.decimals}f}{std}{notes}"
+
+
+def _provenance(section: Section) -> list[str]:
+    parts = []
+    stated = facts(section.records)
+    if stated:
+        lines = [f"- {_line(fact.name)}: {_line(fact.text)}" for fact in stated]
+        parts += ["### Provenance", "\n".join(lines)]
+    if section.commands:
+        commands = "\n".join(" ".join(command.split()) for command in section.commands)
+        parts += ["### To run it again", f"```\n{commands}\n```"]
+    return parts
+
+
+def _join(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _line(text: str) -> str:
+    """One line in which no letter is taken for markup."""
+    out = " ".join(text.split())
+    for letter in "\\`*_|<>[]":
+        out = out.replace(letter, "\\" + letter)
+    return out

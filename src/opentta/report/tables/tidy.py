@@ -1,0 +1,131 @@
+"""Results as CSV with every digit: one line a value of the table, and one line a cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from opentta.bench.paper.tables import paper_table, paper_tables
+from opentta.metrics.summary import SHARES
+from opentta.report.study.section import Section
+from opentta.report.study.values import Line, line_of, reading
+from opentta.report.tables.table import MEASURES, Heading, compared, paper_cell
+
+VALUE_FIELDS = (
+    *("preset", "row", "method", "settings", "backbone", "id", "ood", "part", "severity"),
+    *("measure", "unit", "state", "value", "std", "seeds", "seeds_asked", "cells", "cells_asked"),
+    *("cells_failed", "paper", "paper_std", "paper_mark", "paper_reason", "paper_corrected"),
+    "difference",
+)
+CELL_FIELDS = (
+    *("preset", "row", "method", "settings", "backbone", "id", "ood", "corruption", "severity"),
+    *("seed", "hash", "state", "reason", *(f"{name}_percent" for name in SHARES)),
+    *("cost", "peak_memory_bytes", "seconds", "images_per_second", "resets"),
+)
+_UNITS = {"memory": "MiB", "cost": "x", "minutes": "min", "seconds": "s"}
+
+
+def values_csv(section: Section) -> str:
+    """One line for each row, column, severity and measure; means in per cent, times or MiB."""
+    return _csv(VALUE_FIELDS, _values(section))
+
+
+def cells_csv(section: Section) -> str:
+    """One line for each cell that was asked for, stored or not."""
+    return _csv(CELL_FIELDS, _cells(section))
+
+
+def _values(section: Section) -> Iterator[list[Any]]:
+    paper = paper_table(section.paper) if section.paper in paper_tables() else None
+    columns = dict.fromkeys((*section.columns, *section.origins))
+    measures = (*SHARES, "minutes") if section.kind == "runtime" else SHARES
+    for line in section.lines:
+        for severity in section.severities:
+            if not section.pool(line, severity=severity):
+                continue
+            where = [section.preset, *_line(line)]
+            beside = paper is not None and compared(section, paper, line, severity)
+            for column in columns:
+                ood = column.name or column.oods[0]
+                for measure in measures:
+                    value = section.value(line, column, severity, measure)
+                    scale = MEASURES[measure].scale
+                    mean = None if math.isnan(value.mean) else value.mean * scale
+                    printed = (
+                        paper_cell(paper, line, Heading(measure, column))
+                        if (paper is not None and beside)
+                        else None
+                    )
+                    tail: list[Any] = [None] * 6
+                    if printed is not None:
+                        believed = printed.believed
+                        gap = None
+                        if mean is not None and believed is not None and value.complete:
+                            gap = mean - believed
+                        mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
+                        tail = [printed.value, printed.std, mark, printed.reason]
+                        tail += [printed.corrected, gap]
+                    yield [
+                        *where,
+                        *(ood, column.part, severity, measure, _UNITS.get(measure, "%")),
+                        *(value.state, mean, None if value.std is None else value.std * scale),
+                        *(value.seeds, value.seeds_asked, value.done, value.asked, value.failed),
+                        *tail,
+                    ]
+            yield from _effort(section, line, severity, where)
+
+
+def _effort(
+    section: Section, line: Line, severity: int, where: Sequence[Any]
+) -> Iterator[list[Any]]:
+    entries = section.pool(line, severity=severity)
+    done, failed = sum(e.ok for e in entries), sum(e.state == "failed" for e in entries)
+    seeds = {each.place.seed for each in entries}
+    for measure in ("cost", "memory"):
+        number = section.effort(line, measure, severity) * MEASURES[measure].scale
+        known = not math.isnan(number)
+        state = "ok" if known else "undefined" if done else "failed" if failed else "missing"
+        if known and done < len(entries):
+            state = "partial"
+        yield [
+            *where,
+            *("", "", severity, measure, _UNITS[measure], state, number if known else None, None),
+            *(len({e.place.seed for e in entries if e.ok}), len(seeds)),
+            *(done, len(entries), failed, *[None] * 6),
+        ]
+
+
+def _cells(section: Section) -> Iterator[list[Any]]:
+    for each in section.entries:
+        place, record = each.place, each.record
+        values: list[Any] = [None] * (len(SHARES) + 5)
+        if record is not None and record.ok:
+            values = [reading(record, name) * MEASURES[name].scale for name in SHARES]
+            values += [record.cost, record.peak_memory, record.seconds, record.images_per_second]
+            values.append(" ".join(str(step) for step in record.resets))
+        yield [
+            *(section.preset, *_line(line_of(place)), place.ood, place.corruption, place.severity),
+            *(place.seed, place.hash, each.state, record.reason if record else "", *values),
+        ]
+
+
+def _line(line: Line) -> list[str]:
+    settings = json.dumps(dict(line.settings)) if line.settings else ""
+    return [line.row, line.method, settings, line.backbone, line.id]
+
+
+def _csv(fields: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(fields)
+    for line in lines:
+        writer.writerow(["" if _nothing(value) else value for value in line])
+    return buffer.getvalue()
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
