@@ -4,31 +4,42 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from opentta.errors import ConfigError, unknown
 
 Config = TypeVar("Config")
 
-LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {  # a name means one thing everywhere
-    "lr": (lambda v: 0 <= v < float("inf"), "a rate of at least 0"),
-    "momentum": (lambda v: 0 <= v < 1, "a momentum in [0, 1)"),
-    "average": (lambda v: 0 <= v <= 1, "a weight of the past in [0, 1]"),
-    "rho": (lambda v: 0 <= v < float("inf"), "a radius of at least 0"),
-    "alpha": (lambda v: 0 <= v <= 1, "a share in [0, 1]"),
-    "margin": (lambda v: v >= 0, "a share of ln C of at least 0"),
-    "ood_margin": (lambda v: v >= 0, "a share of ln C of at least 0"),
-    "lambda1": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
-    "lambda2": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
-    "mu": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
-    "balance": (lambda v: 0 <= v < float("inf"), "a share of at least 0"),
-    "diversity": (lambda v: 0 <= v < float("inf"), "a weight of at least 0"),
-    "balance_average": (lambda v: 0 <= v <= 1, "a weight of the past in [0, 1]"),
-    "recover_below": (lambda v: v >= 0, "an entropy of at least 0"),
-}
+
+@dataclass(frozen=True)
+class Range:
+    """The values a field may have; stands beside its type: ``Annotated[float, Range(...)]``."""
+
+    words: str  # completes "expected ..."
+    low: float = 0.0
+    high: float = math.inf
+    above: bool = False  # low itself is excluded
+    below: bool = False  # high itself is excluded
+
+    def __contains__(self, value: float) -> bool:
+        if value == self.low:
+            return not self.above
+        if value == self.high:
+            return not self.below
+        return self.low < value < self.high
+
+
+Rate = Annotated[float, Range("a rate of at least 0", below=True)]
+Weight = Annotated[float, Range("a finite number of at least 0", below=True)]
+Margin = Annotated[float, Range("a number of at least 0")]
+Positive = Annotated[float, Range("a finite number above 0", above=True, below=True)]
+Share = Annotated[float, Range("a share from 0 to 1", high=1.0)]
+Momentum = Annotated[float, Range("a momentum in [0, 1)", high=1.0, below=True)]
+Count = Annotated[int, Range("a whole number of at least 1", low=1)]
+Natural = Annotated[int, Range("a whole number of at least 0")]
 
 
 @dataclass(frozen=True)
@@ -37,59 +48,49 @@ class Execution:
 
     strict: bool = False  # on a GPU, read the check of the pixels back after every batch
     precision: Literal["full", "bfloat16"] = "full"  # autocast the forward passes, on a GPU
-    view_chunk: int = 256  # most images in one forward of a method that makes views
+    view_chunk: Count = 256  # most images in one forward of a method that makes views
     graph: bool = False  # on a GPU, record steps as CUDA graphs and play them back
 
-    def __post_init__(self) -> None:
-        """A chunk of nothing would never end."""
-        if self.view_chunk < 1:
-            raise ConfigError(f"execution.view_chunk: expected at least 1, got {self.view_chunk}")
 
-
-def make_config(
-    kind: type[Config], fields: Mapping[str, Any], *, what: str, limits: bool = True
-) -> Config:
-    """A ``kind`` with ``fields`` overriding its defaults; unknown names and wrong types refused.
-
-    ``limits``: also hold the values to ``LIMITS``, as the library's own methods name them.
+def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> Config:
+    """A ``kind`` with ``fields`` overriding its defaults; unknown names, types, ranges refused.
 
     Example:
         >>> make_config(Execution, {"strict": True}, what="execution").strict
         True
+        >>> make_config(Execution, {"view_chunk": 0}, what="execution")
+        Traceback (most recent call last):
+        opentta.errors.ConfigError: execution.view_chunk: expected a whole number of at least 1, got 0
     """
     known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in fields:
         if name not in known:
             raise unknown(f"field of {what}", name, sorted(known))
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     values = {name: _cast(value, hints[name], f"{what}.{name}") for name, value in fields.items()}
-    for name, value in values.items():
-        if isinstance(value, float) and math.isnan(value):
-            raise ConfigError(f"{what}.{name}: expected a number, got NaN")
-        limit = LIMITS.get("lr" if name.startswith("lr_") else name)
-        if limits and limit is not None and isinstance(value, float) and not limit[0](value):
-            raise ConfigError(f"{what}.{name}: expected {limit[1]}, got {value}")
     return kind(**values)
-
-
-def check_range(method: str, config: object, low: float, high: float, *fields: str) -> None:
-    """Raise for the first of ``fields`` whose value is not between ``low`` and ``high``."""
-    for field in fields:
-        value = getattr(config, field)
-        if not low <= value <= high:
-            span = f"at least {low}" if math.isinf(high) else f"{low} to {high}"
-            raise ConfigError(f"{method}.{field}: expected a value of {span}, got {value!r}")
 
 
 def _cast(value: Any, hint: Any, where: str) -> Any:
     """The value as the field's type, or an error that says what was expected."""
-    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    union = get_origin(hint) in (typing.Union, types.UnionType)
+    options = get_args(hint) if union else (hint,)
     for option in options:
-        matched, result = _match(value, option)
-        if matched:
-            return result
-    expected = " or ".join(_describe(option) for option in options)
+        matched, result = _match(value, _bare(option))
+        if not matched:
+            continue
+        if isinstance(result, float) and math.isnan(result):
+            raise ConfigError(f"{where}: expected a number, got NaN")
+        for allowed in get_args(option)[1:] if get_origin(option) is Annotated else ():
+            if isinstance(allowed, Range) and result not in allowed:
+                raise ConfigError(f"{where}: expected {allowed.words}, got {result}")
+        return result
+    expected = " or ".join(_describe(_bare(option)) for option in options)
     raise ConfigError(f"{where}: expected {expected}, got {value!r} ({type(value).__name__})")
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _match(value: Any, hint: Any) -> tuple[bool, Any]:

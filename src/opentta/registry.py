@@ -11,6 +11,7 @@ from opentta.errors import ConfigError, PluginError, unknown
 ENTRY_POINT_GROUP = "opentta.methods"
 
 BUILT_IN = {  # name -> module that registers it; in the order in which they are listed
+    "steady": "opentta.methods.steady",
     "source": "opentta.methods.source",
     "tent": "opentta.methods.tent",
     "eata": "opentta.methods.eata",

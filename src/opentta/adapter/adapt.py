@@ -17,7 +17,7 @@ from opentta.models.wrap import wrap
 
 def adapt(
     model: nn.Module,
-    method: str,
+    method: str = "steady",
     *,
     normalization: Normalization = "auto",
     classes: Sequence[int] | None = None,
@@ -52,7 +52,6 @@ def adapt(
         cls.Config,
         {k: v for k, v in fields.items() if k not in options},
         what=method,
-        limits=method in registry.BUILT_IN,
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)

@@ -18,14 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from opentta.adapter.images import bad_images, check_form, check_values
-from opentta.adapter.recording import Part, Replay
+from opentta.adapter.recording import Part, Replay, detached
 from opentta.adapter.snapshot import Snapshot, flatten, restore
 from opentta.config import Execution
 from opentta.errors import DtypeError, ImageValueError, NothingToAdaptError, SourceDataError
 from opentta.models.backbone import Backbone
 from opentta.parts.losses import entropy
-from opentta.parts.optim import assign
+from opentta.parts.optim import Adam, Sgd, assign
 from opentta.types import Prediction
+
+BACKWARD, BACKWARD_ALL = 1.15, 1.9
+"""A backward to the norm layers and one to all weights, in forwards; docs/decisions/cost.md."""
+RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
+"""Learning rates that most tuning grids hold."""
+Grid = Mapping[str, Sequence[Any]]
+"""Field -> values; every combination is a point."""
+Stage = Sequence[Grid]
+"""Points of a search that are compared with each other: of one grid, or of several side by side."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -63,7 +72,8 @@ class Adapter(ABC):
     data. Freezing, gradient mode, input checks, snapshot, reset and saving are done here, once.
 
     In ``step``, ``self.valid`` (a bool scalar on the model's device) is false when the batch has a
-    bad image: no tensor may then change. Methods that set ``synchronises`` need not look at it.
+    bad image: no tensor may then change. ``descend``, ``update`` and ``recover`` see to it; masks
+    behind other changes of the state take it in. Methods that set ``synchronises`` need not.
 
     With ``graph=True`` Python runs ``step`` for the first batches only: it is then played back as a
     CUDA graph. So what changes along the stream must be a tensor of the state, changed in place; a
@@ -77,7 +87,12 @@ class Adapter(ABC):
     version: ClassVar[int] = 1  # raised when a change of the code changes results
     Config: ClassVar[type] = NoConfig
     needs_source: bool = False  # wants fit_source before it can run; may depend on the config
-    synchronises: ClassVar[bool] = False  # step needs the host: reads back, counts, draws there
+    synchronises: ClassVar[bool] = False  # step() reads tensors into Python, or counts there
+    grid: ClassVar[Sequence[Stage]] = ()  # what `opentta tune` searches, stage after stage
+    score_sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = (
+        None  # a field of the score alone,
+    )
+    # and the values for which details["ood_score_by_alpha"] holds a score: (B, values)
     bibtex: ClassVar[str] = ""
 
     def __init__(self, backbone: Backbone, config: Any, *, seed: int, execution: Execution) -> None:
@@ -95,7 +110,6 @@ class Adapter(ABC):
         self.extras = nn.ModuleDict()  # modules that the method adds to the network
         self.generator = torch.Generator(device=device).manual_seed(self._seed)
         self._replay = Replay(self.generator)
-        self._detail_names: dict[torch.Size, tuple[str, ...]] = {}
         if self._low:  # 16 bits would round a small step away: masters, rounded by autocast
             for norm in backbone.norms():
                 norm.float()
@@ -107,6 +121,7 @@ class Adapter(ABC):
             param.data = param.data.float() if self._low else param.data
             param.requires_grad_(True)
         self.valid = torch.ones((), dtype=torch.bool, device=device)
+        self._screens = device.type != "cpu" and not self.execution.strict
         self._faults = torch.zeros((), dtype=torch.int64, device=device)
         self.state = self.initial_state()
         self._snapshot = Snapshot(self)
@@ -145,6 +160,11 @@ class Adapter(ABC):
         """The config with fields left unset filled in for this backbone."""
         return config
 
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Forward passes per image that a step is worth, backwards included."""
+        return 3.0  # not counted: about one forward and two backwards
+
     # What every method has ----------------------------------------------------------------
 
     @final
@@ -157,13 +177,11 @@ class Adapter(ABC):
                 f"{self.name} needs source statistics: call adapter.fit_source(loader) first, with "
                 "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
             )
-        if self.execution.strict or images.device.type == "cpu":
+        if not self._screens:
             check_values(images)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             if self.execution.graph and not self.synchronises:
-                logits, score, *details = self._replay("step", self._parts, images)
-                names = self._detail_names[images.shape]
-                return Prediction(logits, score, dict(zip(names, details, strict=True)))
+                return Prediction(*self._replay("step", self._recordable, images))
             return self._whole(images)
 
     @final
@@ -240,16 +258,25 @@ class Adapter(ABC):
         return list(grads)
 
     @final
-    def replayed(self, name: str, part: Part, *inputs: Tensor) -> list[Tensor]:
-        """``part(*inputs)``, a list of tensors without gradients; with ``graph`` played back.
+    def descend(self, loss: Tensor, optimizer: Sgd | Adam, *, where: Tensor | None = None) -> None:
+        """One step of ``optimizer`` down ``loss``, on the optimiser's own parameters.
 
-        For a method that ``synchronises``: what lies between two reads of its step. All others
-        are recorded as a whole. A part changes tensors in place, and depends on no number of the
-        host that changes along the stream.
+        ``where`` (a bool scalar on the device) cancels it where false; so does a bad image.
         """
-        if self.execution.graph and self.synchronises:
-            return self._replay(name, part, *inputs)
-        return [t.detach() for t in part(*inputs)]
+        self.update(optimizer, self.gradients(loss, optimizer.params), where=where)
+
+    @final
+    def update(
+        self,
+        optimizer: Sgd | Adam,
+        grads: Sequence[Tensor],
+        *,
+        where: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """One step of ``optimizer`` along ``grads``; cancelled as in ``descend``."""
+        allowed = self.valid if where is None else where & self.valid
+        optimizer.step(grads, where=allowed, scale=scale)
 
     @final
     def recover(self, where: Tensor) -> None:
@@ -293,15 +320,20 @@ class Adapter(ABC):
         skip = bad is not None and self.synchronises and bool(bad.any())
         return _finished(self._answered(images) if skip else self.step(images), bad)
 
-    def _parts(self, images: Tensor) -> list[Tensor]:
-        """The same as a list of tensors, to be recorded; the names of the details are kept."""
+    def _recordable(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same as a tree of tensors."""
         out = self._whole(images)
-        self._detail_names[images.shape] = tuple(out.details)
-        return [out.logits, out.ood_score, *out.details.values()]
+        return out.logits, out.ood_score, dict(out.details)
+
+    def _part(self, name: str, part: Part, *inputs: Tensor) -> Any:
+        """A part of a step that is marked ``on_device``; with ``graph`` it is played back."""
+        if self.execution.graph and self.synchronises:  # all others are recorded as a whole
+            return self._replay(name, part, *inputs)
+        return detached(part(*inputs))
 
     def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """GPU: blank bad images and remember, on the device; else they were checked before."""
-        if self.execution.strict or images.device.type == "cpu":
+        if not self._screens:
             return images, None
         bad = bad_images(images)  # (B,)
         self.valid.copy_(~bad.any())

@@ -10,19 +10,44 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from opentta.errors import ConfigError, OpenttaError
 
 WARM = 3  # calls of one kind that run as they are, so that every library is set up
 MOST = 8  # recordings kept, as each holds its memory; further shapes run as they are
 
-Part = Callable[..., Sequence[Tensor]]
-"""Tensors in, tensors out; whatever else it changes, it changes in place."""
+Part = Callable[..., Any]
+"""Tensors in, tensors out (one, none, or tuples, lists and dicts); else it changes in place."""
+
+P = ParamSpec("P")
+Out = TypeVar("Out")
+
+
+def on_device(part: Callable[Concatenate[Any, P], Out]) -> Callable[Concatenate[Any, P], Out]:
+    """Mark a part of a step that never needs the host: tensors in and out, no value read back.
+
+    For a method that ``synchronises``: what lies between two reads of its step. Such a part
+    changes tensors in place and depends on no Python number that changes along the stream. What it
+    gives has no gradient.
+    """
+
+    @wraps(part)
+    def call(self: Any, *inputs: P.args, **none: P.kwargs) -> Out:
+        out: Out = self._part(part.__name__.lstrip("_"), partial(part, self), *inputs)
+        return out
+
+    return call
+
+
+def detached(out: Any) -> Any:
+    """The tensors in ``out`` without their gradients."""
+    return tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, out)
 
 
 @dataclass(frozen=True)
@@ -30,7 +55,7 @@ class Tape:
     """A recording: put values into ``inputs``, play, read ``outputs``."""
 
     inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
+    outputs: Any  # as the part gave them
     play: Callable[[], None]
 
 
@@ -43,6 +68,7 @@ class Replay:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
+        self.record = record  # replaced where a recording is emulated
         self.forget()
 
     def forget(self) -> None:
@@ -52,22 +78,23 @@ class Replay:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy starts without recordings: they belong to the tensors of the original."""
-        return {"_generator": self._generator, "_calls": Counter(), "_tapes": {}}
+        return {**vars(self), "_calls": Counter(), "_tapes": {}}
 
-    def __call__(self, name: str, part: Part, *inputs: Tensor) -> list[Tensor]:
+    def __call__(self, name: str, part: Part, *inputs: Tensor) -> Any:
         """``part(*inputs)``; ``name`` tells the parts of a step apart."""
         key = (name, torch.is_grad_enabled(), *((t.shape, t.dtype) for t in inputs))
         tape = self._tapes.get(key)
         if tape is None:
             self._calls[key] += 1
             if self._calls[key] <= WARM or len(self._tapes) >= MOST:
-                return [t.detach() for t in part(*inputs)]
-            tape = self._tapes[key] = record(name, part, inputs, self._generator)
+                return detached(part(*inputs))
+            tape = self._tapes[key] = self.record(name, part, inputs, self._generator)
         with torch.no_grad():
             for own, given in zip(tape.inputs, inputs, strict=True):
                 own.copy_(given)
             tape.play()
-            return [t.clone() for t in tape.outputs]  # the next replay writes over them
+            # copies, as the next replay writes over them
+            return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, tape.outputs)
 
 
 def record(
@@ -87,7 +114,7 @@ def record(
             torch.cuda.stream(side),  # so that this stream is left again if recording fails
             torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
         ):
-            outputs = [t.detach() for t in part(*own)]
+            outputs = detached(part(*own))
     except (torch.OutOfMemoryError, OpenttaError):
         raise
     except RuntimeError as error:

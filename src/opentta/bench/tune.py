@@ -17,6 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from opentta import registry
+from opentta.adapter.base import Grid, Stage
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.expand import expand
 from opentta.bench.plan.preset import Preset, is_method
@@ -25,59 +26,10 @@ from opentta.bench.store.results import Record
 from opentta.bench.tuned import Trial, Tuned, tuned_toml, write_tuned
 from opentta.config import make_config
 from opentta.errors import ConfigError, unknown
-from opentta.methods.ladder_affine import ALPHA_GRID
 from opentta.metrics.measures import hscore
 
-__all__ = ["GRIDS", "Trial", "Tuned", "parse_grid", "rank", "stages_of", "tune", "tune_cells"]
+__all__ = ["Trial", "Tuned", "parse_grid", "rank", "stages_of", "tune", "tune_cells"]
 __all__ += ["tune_preset", "tuned_toml", "write_tuned"]
-
-Grid = Mapping[str, Sequence[Any]]
-"""Field -> values; every combination is a point."""
-Stage = Sequence[Grid]
-"""Points that are compared with each other: those of one grid, or of several side by side."""
-
-_RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
-GRIDS: Mapping[str, Sequence[Stage]] = {
-    "tent": ([{"lr": _RATES}],),
-    "eata": ([{"lr": _RATES}],),
-    "cotta": (
-        [
-            {"optimizer": ("adam",), "lr": (1e-6, 1e-5, 1e-4)},
-            {"optimizer": ("sgd",), "lr": (1e-3, 1e-2)},
-        ],
-    ),
-    "rotta": ([{"lr": (1e-4, 5e-4, 1e-3, 5e-3)}],),
-    "sotta": (
-        [
-            {"optimizer": ("adam",), "lr": (1e-4, 1e-3, 5e-3)},
-            {"optimizer": ("sgd",), "lr": (1e-3, 5e-3)},
-        ],
-    ),
-    "sar": ([{"lr": (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 5e-2)}],),
-    "ostta": ([{"lr": _RATES}], [{"marginal_weight": (0.1, 0.2, 0.5, 1.0)}]),
-    "unient": ([{"lr": _RATES}],),
-    "unient_plus": ([{"lr": _RATES}],),
-    "owttt": ([{"lr": (1e-5, 2.5e-5, 1e-4, 5e-4)}],),
-    "stamp": ([{"lr": (5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1)}],),
-    "ladder_affine": (  # one question after the other, each with the answers before it
-        [{"lr": (2.5e-3, 5e-3, 1e-2, 2e-2)}],
-        [{"ood_margin": (0.3, 0.4, 0.5, 0.6, 0.7)}],
-        [{"ood_quantile": (0.6, 0.7, 0.8, 0.9)}],
-        [{"predict_from": ("first", "second")}],
-        [{"ladder": ("dense", "channelwise")}],
-        [{"update": ("split", "joint")}],
-        [{"sim_on": ("token_net", "last_block", "all_blocks")}],
-        [{"affine": ("pooled", "token")}],
-        [{"alpha": ALPHA_GRID}],  # costs nothing: the scores for these are stored with each sample
-    ),
-}
-"""The declared grids, method -> stages; the cheap questions do not wait for the dear ones."""
-
-IDLE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
-    "ood_margin": lambda config: config["ood_quantile"] > 0,
-    "ood_quantile": lambda config: config["ood_quantile"] == 0,
-}
-"""Fields that a base may leave unused: a declared stage that asks for one is left out then."""
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
@@ -105,14 +57,11 @@ def stages_of(method: str, grid: Grid | None = None) -> Sequence[Stage]:
         [[{'lr': (0.01, 0.1)}]]
     """
     cls = registry.method(method)
-    if grid is None and method not in GRIDS:
-        raise ConfigError(
-            f"no grid is declared for {method}; give one, such as lr=1e-3,1e-2. Declared: "
-            f"{', '.join(GRIDS)}"
-        )
-    stages: Sequence[Stage] = GRIDS[method] if grid is None else [[grid]]
+    if grid is None and not cls.grid:
+        raise ConfigError(f"{method} declares no grid to search; give one, such as lr=1e-3,1e-2")
+    stages: Sequence[Stage] = cls.grid if grid is None else [[grid]]
     for point in (point for stage in stages for point in points(stage)):
-        make_config(cls.Config, point, what=method, limits=method in registry.BUILT_IN)
+        make_config(cls.Config, point, what=method)
     return stages
 
 
@@ -214,24 +163,25 @@ def rank(cells: Sequence[Cell], records: Iterable[Record]) -> list[Trial]:
     return sorted(trials, key=_worst_last)
 
 
-def rank_alphas(cells: Sequence[Cell], records: Iterable[Record]) -> list[Trial] | None:
-    """A trial for each of ``ALPHA_GRID``, from scores that are stored: no cell is run for it.
+def rank_scores(cells: Sequence[Cell], records: Iterable[Record]) -> list[Trial] | None:
+    """A trial for each value of the method's ``score_sweep``, from stored scores: no cell is run.
 
-    None where they are not there. Alpha weighs the score only, so adaptation is as it was.
+    None where they are not there. The field changes the score only, so adaptation is as it was.
     """
+    name, values = registry.method(cells[0].method).score_sweep or ("", ())
     stored = {record.hash: record.metrics for record in records if record.ok}
     curves, accuracies = [], []
     for cell in cells:
         metrics = stored.get(cell.hash, {})
         curve = metrics.get("auroc_by_alpha") or ()
-        if len(curve) != len(ALPHA_GRID) or len(metrics.get("domains", ())) > 1:
+        if len(curve) != len(values) or len(metrics.get("domains", ())) > 1:
             return None  # H is a mean over domains, and the curve is one already
         curves.append([float(auroc) for auroc in curve])
         accuracies.append(float(metrics["acc"]))
     trials = []
-    for alpha, column in zip(ALPHA_GRID, zip(*curves, strict=True), strict=True):
+    for value, column in zip(values, zip(*curves, strict=True), strict=True):
         h = [hscore(acc, auroc) for acc, auroc in zip(accuracies, column, strict=True)]
-        settings = {**cells[0].settings, "alpha": alpha}
+        settings = {**cells[0].settings, name: value}
         means = (fmean(h), fmean(accuracies), fmean(column), _deviation(h))
         trials.append(Trial(settings, *means, cells=len(cells), missing=0))
     return sorted(trials, key=_worst_last)
@@ -254,9 +204,7 @@ def tune(
     records: list[Record] = []
     best = Trial({}, math.nan, math.nan, math.nan, math.nan, 0, 0)
     for stage in stages:
-        if len(stages) > 1 and _idle(stage, tune_cells(preset, [{}], best.settings, **asked)):
-            continue
-        ranking = rank_alphas(winner, records) if winner and _is_alpha(stage) else None
+        ranking = rank_scores(winner, records) if winner and _sweeps_score(stage, winner) else None
         if ranking is None:
             cells = tune_cells(preset, points(stage), best.settings, **asked)
             records = list(run(cells))
@@ -278,14 +226,9 @@ def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else math.nan
 
 
-def _idle(stage: Stage, cells: Sequence[Cell]) -> bool:
-    """Whether the stage asks for a field that these cells do not use."""
-    names = {name for grid in stage for name in grid} & set(IDLE)
-    return any(IDLE[name](cell.config) for name in names for cell in cells)
-
-
-def _is_alpha(stage: Stage) -> bool:
-    return len(stage) == 1 and {*stage[0]} == {"alpha"} and tuple(stage[0]["alpha"]) == ALPHA_GRID
+def _sweeps_score(stage: Stage, cells: Sequence[Cell]) -> bool:
+    sweep = registry.method(cells[0].method).score_sweep
+    return sweep is not None and list(stage) == [{sweep[0]: sweep[1]}]
 
 
 def _worst_last(trial: Trial) -> float:

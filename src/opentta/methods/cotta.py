@@ -16,19 +16,18 @@ Departures from the authors' code:
   that timm calls ``qkv.weight``.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
-from opentta.config import check_range
-from opentta.models.backbone import Backbone
+from opentta.adapter.base import BACKWARD_ALL, Adapter
+from opentta.adapter.recording import on_device
+from opentta.config import Count, Momentum, Rate, Share
 from opentta.parts.losses import entropy
-from opentta.parts.optim import Adam, Sgd, assign
+from opentta.parts.optim import Adam, Sgd, assign, optimizer
 from opentta.parts.teacher import WeightCopy
 from opentta.parts.views import chunks, draw_strong, strong
 from opentta.registry import register
@@ -41,14 +40,14 @@ MOVING = {"weight", "bias", "in_proj_weight", "in_proj_bias"}
 class CottaConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 1e-4
+    lr: Rate = 1e-4
     optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: float = 0.9  # Adam's beta1 with optimizer="adam"
+    momentum: Momentum = 0.9  # Adam's beta1 with optimizer="adam"
     nesterov: bool = True  # with optimizer="sgd"
-    teacher_keep: float = 0.999  # alpha: weight of the past in the teacher
-    restore: float = 0.0005  # p: share of the weights put back each batch
-    augment_below: float = 0.05  # p_th: mean confidence under which views are averaged
-    views: int = 32  # N, where views are averaged
+    teacher_keep: Share = 0.999  # alpha: weight of the past in the teacher
+    restore: Share = 0.0005  # p: share of the weights put back each batch
+    augment_below: Share = 0.05  # p_th: mean confidence under which views are averaged
+    views: Count = 32  # N, where views are averaged
     symmetric: bool = True  # their ImageNet loss; False: the paper's cross-entropy to the teacher
 
 
@@ -68,6 +67,12 @@ class Cotta(Adapter):
     config: CottaConfig
     state: CottaState
     synchronises = True
+    grid = (
+        [
+            {"optimizer": ("adam",), "lr": (1e-6, 1e-5, 1e-4)},
+            {"optimizer": ("sgd",), "lr": (1e-3, 1e-2)},
+        ],
+    )
     bibtex = """@inproceedings{wang2022continual,
   title = {Continual Test-Time Domain Adaptation},
   author = {Wang, Qin and Fink, Olga and Van Gool, Luc and Dai, Dengxin},
@@ -76,11 +81,9 @@ class Cotta(Adapter):
 }"""
 
     @classmethod
-    def resolve(cls, config: CottaConfig, backbone: Backbone) -> CottaConfig:
-        """Refuse shares outside [0, 1] and a mean over no view."""
-        check_range(cls.name, config, 0, 1, "teacher_keep", "restore", "augment_below")
-        check_range(cls.name, config, 1, math.inf, "views")
-        return config
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Three forwards and a backward to all weights; its views are rare."""
+        return 3 + BACKWARD_ALL
 
     def build(self) -> None:
         """The source model, kept as it was."""
@@ -95,15 +98,12 @@ class Cotta(Adapter):
     def initial_state(self) -> CottaState:
         """Optimiser moments at zero; the teacher is the source model."""
         c = self.config
-        optimizer: Adam | Sgd = Adam(self.params, c.lr, beta1=c.momentum)
-        if c.optimizer == "sgd":
-            groups = [(self.params, c.lr)]
-            optimizer = Sgd(groups, momentum=c.momentum, nesterov=c.nesterov)
-        return CottaState(optimizer, WeightCopy(self.backbone, self.params))
+        steps = optimizer(c.optimizer, self.params, c.lr, momentum=c.momentum, nesterov=c.nesterov)
+        return CottaState(steps, WeightCopy(self.backbone, self.params))
 
     def answer(self, images: Tensor) -> Prediction:
         """The teacher's logits, averaged over views where the source model is unsure."""
-        (confidence,) = self.replayed("confidence", self._confidence, images)
+        confidence = self._confidence(images)
         unsure = confidence < self.config.augment_below
         logits = self._mean_of_views(images) if bool(unsure) else self._taught(images)
         return Prediction(logits, entropy(logits), {"confidence": confidence, "augmented": unsure})
@@ -111,23 +111,24 @@ class Cotta(Adapter):
     def step(self, images: Tensor) -> Prediction:
         """Answer, follow the teacher, move the teacher, restore: in this order."""
         out = self.answer(images)
-        self.replayed("learn", self._learn, images, out.logits)
+        self._learn(images, out.logits)
         return out
 
-    def _learn(self, images: Tensor, target: Tensor) -> list[Tensor]:
+    @on_device
+    def _learn(self, images: Tensor, target: Tensor) -> None:
         """Follow the teacher's logits (B, C), move the teacher, restore."""
-        grads = self.gradients(self._loss(self.backbone(images), target), self.params)
-        self.state.optimizer.step(grads)
+        self.descend(self._loss(self.backbone(images), target), self.state.optimizer)
         self.state.teacher.follow(self.params, self.config.teacher_keep)
         self._restore()
-        return []
 
-    def _confidence(self, images: Tensor) -> list[Tensor]:
+    @on_device
+    def _confidence(self, images: Tensor) -> Tensor:
         """Mean over the batch of the source model's largest probability: ()."""
-        return [self.anchor(images).float().softmax(dim=1).amax(dim=1).mean()]
+        return self.anchor(images).float().softmax(dim=1).amax(dim=1).mean()
 
+    @on_device
     def _taught(self, images: Tensor) -> Tensor:
-        return self.replayed("teacher", lambda x: [self.state.teacher(x)], images)[0]
+        return self.state.teacher(images)
 
     def _loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Mean cross-entropy between two (B, C) of logits; the teacher has no gradient."""

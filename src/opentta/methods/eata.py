@@ -15,13 +15,14 @@ Departures from the authors' code:
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import Adapter
-from opentta.errors import ConfigError
+from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.config import Margin, Momentum, Rate, Share, Weight
 from opentta.parts.losses import entropy, masked_mean
 from opentta.parts.optim import Sgd, running_mean_
 from opentta.registry import register
@@ -32,19 +33,12 @@ from opentta.types import Prediction
 class EataConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 5e-4
-    momentum: float = 0.9
-    margin: float = 0.4  # E0 = margin * ln C, Eqn. 3
-    redundancy: float = 0.05  # epsilon: a sample this unlike the mean prediction is new, Eqn. 5
-    average: float = 0.9  # weight of the past in the mean prediction, Eqn. 4
-    fisher_weight: float = 0.0  # beta, Eqn. 8; the paper's 2000 needs fit_source
-
-    def __post_init__(self) -> None:
-        """A negative weight would push the parameters away from the source."""
-        if not self.fisher_weight >= 0:
-            raise ConfigError(
-                f"eata.fisher_weight: expected a weight of at least 0, got {self.fisher_weight}"
-            )
+    lr: Rate = 5e-4
+    momentum: Momentum = 0.9
+    margin: Margin = 0.4  # E0 = margin * ln C, Eqn. 3
+    redundancy: Weight = 0.05  # epsilon: a sample this unlike the mean prediction is new, Eqn. 5
+    average: Share = 0.9  # weight of the past in the mean prediction, Eqn. 4
+    fisher_weight: Weight = 0.0  # beta, Eqn. 8; the paper's 2000 needs fit_source
 
 
 @dataclass
@@ -62,6 +56,7 @@ class Eata(Adapter):
     Config = EataConfig
     config: EataConfig
     state: EataState
+    grid = ([{"lr": RATES}],)
     bibtex = """@inproceedings{niu2022efficient,
   title = {Efficient Test-Time Model Adaptation without Forgetting},
   author = {Niu, Shuaicheng and Wu, Jiaxiang and Zhang, Yifan and Chen, Yaofo and
@@ -69,6 +64,11 @@ class Eata(Adapter):
   booktitle = {International Conference on Machine Learning},
   year = {2022}
 }"""
+
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """One forward, one backward."""
+        return 1 + BACKWARD
 
     def build(self) -> None:
         """The Fisher term, where asked for, needs source data and the source weights."""
@@ -98,7 +98,7 @@ class Eata(Adapter):
         loss = masked_mean(weight * h, kept)
         if c.fisher_weight:
             loss = loss + c.fisher_weight * self._forgetting()  # Eqn. 8
-        state.sgd.step(self.gradients(loss, self.params), where=kept.any())
+        self.descend(loss, state.sgd, where=kept.any())
         self._remember(p, kept)
         return Prediction(logits, ood_score=h, details={"reliable": reliable, "kept": kept})
 

@@ -17,12 +17,13 @@ compare with. Departures from it:
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
+from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.config import Momentum, Rate, Weight
 from opentta.parts.losses import energy, entropy, masked_mean, probability_entropy
 from opentta.parts.optim import Sgd
 from opentta.registry import register
@@ -33,9 +34,9 @@ from opentta.types import Prediction
 class OsttaConfig:
     """Symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 0.001
-    momentum: float = 0.9
-    marginal_weight: float = 0.2  # lambda1: weight of the entropy of the mean prediction
+    lr: Rate = 0.001
+    momentum: Momentum = 0.9
+    marginal_weight: Weight = 0.2  # lambda1: weight of the entropy of the mean prediction
     tolerance: float = 1e-7  # slack in v >= v0; below 0 it asks for a gain in confidence
     score: Literal["entropy", "energy"] = "entropy"
     official_quirks: bool = False  # the mended bug named above, back again
@@ -55,6 +56,7 @@ class Ostta(Adapter):
     Config = OsttaConfig
     config: OsttaConfig
     state: OsttaState
+    grid = ([{"lr": RATES}], [{"marginal_weight": (0.1, 0.2, 0.5, 1.0)}])
     bibtex = """@inproceedings{lee2023towards,
   title = {Towards Open-Set Test-Time Adaptation Utilizing the Wisdom of Crowds in
            Entropy Minimization},
@@ -62,6 +64,11 @@ class Ostta(Adapter):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2023}
 }"""
+
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Two forwards, one backward."""
+        return 2 + BACKWARD
 
     def build(self) -> None:
         """One frozen copy of the source model, for good."""
@@ -88,8 +95,7 @@ class Ostta(Adapter):
         kept = self._kept(images, p.detach()) & self.valid
         marginal = probability_entropy(p.mean(dim=0))  # over all samples, kept or not
         loss = masked_mean(entropy(logits), kept) - c.marginal_weight * marginal
-        where = self.valid if c.official_quirks else kept.any()
-        self.state.sgd.step(self.gradients(loss, self.params), where=where)
+        self.descend(loss, self.state.sgd, where=None if c.official_quirks else kept.any())
         return Prediction(logits, self._score(logits), details={"kept": kept})
 
     def _kept(self, images: Tensor, p: Tensor) -> Tensor:

@@ -21,14 +21,15 @@ Departures from the authors' code:
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import Adapter
-from opentta.errors import ConfigError, SourceDataError
+from opentta.adapter.base import BACKWARD_ALL, Adapter
+from opentta.config import Count, Momentum, Positive, Rate, Weight
+from opentta.errors import SourceDataError
 from opentta.parts.losses import masked_mean
 from opentta.parts.mixture import split_threshold
 from opentta.parts.optim import Sgd
@@ -43,28 +44,18 @@ RIDGE = 1 / 30  # of the largest source covariance, added to both diagonals
 class OwtttConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 2.5e-5
-    momentum: float = 0.9
-    temperature: float = 0.1  # delta: logits are cosines / delta
-    ce_scale: float = 1.0  # of the clustering around prototypes
-    alignment_scale: float = 1.0  # of the alignment of feature distributions
+    lr: Rate = 2.5e-5
+    momentum: Momentum = 0.9
+    temperature: Positive = 0.1  # delta: logits are cosines / delta
+    ce_scale: Weight = 1.0  # of the clustering around prototypes
+    alignment_scale: Weight = 1.0  # of the alignment of feature distributions
     align_on: Literal["seen", "all"] = "seen"
-    window: int = 1280  # samples that the target's mean and covariance look back over
-    queue: int = 512  # N_m: scores that the threshold tau* is found on
-    max_prototypes: int = 100  # of unseen classes
+    window: Count = 1280  # samples that the target's mean and covariance look back over
+    queue: Count = 512  # N_m: scores that the threshold tau* is found on
+    max_prototypes: Count = 100  # of unseen classes
     unsplit: Literal["seen", "unseen"] = "seen"  # what samples are while no threshold splits them
     missing: Literal["head", "zero"] = "head"  # prototype of a class without source images
     predict_from: Literal["after", "before"] = "after"  # the update
-
-    def __post_init__(self) -> None:
-        """Refuse values that no update could use."""
-        if not self.temperature > 0:
-            raise ConfigError(f"owttt.temperature: expected above 0, got {self.temperature}")
-        if min(self.window, self.queue, self.max_prototypes) < 1:
-            raise ConfigError(
-                "owttt: expected window, queue and max_prototypes of at least 1, got "
-                f"{self.window}, {self.queue} and {self.max_prototypes}"
-            )
 
 
 @dataclass
@@ -89,6 +80,7 @@ class Owttt(Adapter):
     state: OwtttState
     needs_source = True
     synchronises = True  # the threshold, the choice of prototypes, and what enters the loss
+    grid = ([{"lr": (1e-5, 2.5e-5, 1e-4, 5e-4)}],)
     bibtex = """@inproceedings{li2023robustness,
   title = {On the Robustness of Open-World Test-Time Training: Self-Training with
            Dynamic Prototype Expansion},
@@ -96,6 +88,11 @@ class Owttt(Adapter):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2023}
 }"""
+
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Two forwards, a backward to all weights, and the prototypes."""
+        return 2.5 + BACKWARD_ALL
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """All of the model; no gradient reaches the head, so it stays."""
@@ -138,7 +135,7 @@ class Owttt(Adapter):
             logits = torch.cat([cosines, nearest], dim=1) / self.config.temperature  # (B, C + 1)
             losses.append(self.config.ce_scale * self._clustering(logits, score, seen))
         if losses:
-            self.state.sgd.step(self.gradients(torch.stack(losses).sum(), self.params))
+            self.descend(torch.stack(losses).sum(), self.state.sgd)
         if self.config.predict_from == "after":
             with torch.no_grad():
                 cosines = self._cosines(self._features(images))

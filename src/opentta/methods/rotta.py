@@ -11,16 +11,16 @@ Departures from the authors' code:
 - The teacher averages the parameters that move; all others equal the student's.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
-from opentta.config import check_range
-from opentta.models.backbone import Backbone
+from opentta.adapter.base import BACKWARD, Adapter
+from opentta.adapter.recording import on_device
+from opentta.config import Count, Momentum, Rate, Share, Weight
 from opentta.parts.losses import entropy
 from opentta.parts.memory import Cstu, portions
 from opentta.parts.optim import Adam
@@ -34,13 +34,13 @@ from opentta.types import Prediction
 class RottaConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 1e-3
-    momentum: float = 0.9  # Adam's beta1
-    capacity: int = 64  # N, images in the memory
-    update_every: int = 64  # samples between two updates
-    age_weight: float = 1.0  # lambda_t
-    uncertainty_weight: float = 1.0  # lambda_u
-    teacher_keep: float = 0.999  # 1 - nu: weight of the past in the teacher
+    lr: Rate = 1e-3
+    momentum: Momentum = 0.9  # Adam's beta1
+    capacity: Count = 64  # N, images in the memory
+    update_every: Count = 64  # samples between two updates
+    age_weight: Weight = 1.0  # lambda_t
+    uncertainty_weight: Weight = 1.0  # lambda_u
+    teacher_keep: Share = 0.999  # 1 - nu: weight of the past in the teacher
 
 
 @dataclass
@@ -61,6 +61,7 @@ class Rotta(Adapter):
     config: RottaConfig
     state: RottaState
     synchronises = True
+    grid = ([{"lr": (1e-4, 5e-4, 1e-3, 5e-3)}],)
     bibtex = """@inproceedings{yuan2023robust,
   title = {Robust Test-Time Adaptation in Dynamic Scenarios},
   author = {Yuan, Longhui and Xie, Binhui and Li, Shuang},
@@ -69,11 +70,9 @@ class Rotta(Adapter):
 }"""
 
     @classmethod
-    def resolve(cls, config: RottaConfig, backbone: Backbone) -> RottaConfig:
-        """Refuse an empty memory, an endless wait and a teacher that overshoots."""
-        check_range(cls.name, config, 1, math.inf, "capacity", "update_every")
-        check_range(cls.name, config, 0, 1, "teacher_keep")
-        return config
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """One forward per image; one update per image, on average."""
+        return 1 + 1 + 1 + BACKWARD
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """All norm layers, the final one included."""
@@ -95,7 +94,7 @@ class Rotta(Adapter):
 
     def answer(self, images: Tensor) -> Prediction:
         """The teacher's logits."""
-        (logits,) = self.replayed("teacher", lambda x: [self.state.teacher(x)], images)
+        logits = self._taught(images)
         return Prediction(logits, entropy(logits))
 
     def step(self, images: Tensor) -> Prediction:
@@ -117,15 +116,19 @@ class Rotta(Adapter):
         state = self.state
         images, ages = state.memory.read()
         (view,) = draw_strong(1, self.generator)
-        self.replayed("learn", self._learn, images, strong(images, view, self.generator), ages)
+        self._learn(images, strong(images, view, self.generator), ages)
 
-    def _learn(self, images: Tensor, seen: Tensor, ages: Tensor) -> list[Tensor]:
+    @on_device
+    def _taught(self, images: Tensor) -> Tensor:
+        return self.state.teacher(images)
+
+    @on_device
+    def _learn(self, images: Tensor, seen: Tensor, ages: Tensor) -> None:
         """One step on views ``seen`` (n, 3, H, W) of the images; ages (n,)."""
         state = self.state
         target = state.teacher(images).float().softmax(dim=1)
         log_p = self.backbone(seen).float().log_softmax(dim=1)
         timely = torch.sigmoid(-ages)  # exp(-A) / (1 + exp(-A))
         loss = (timely * -(target * log_p).sum(dim=1)).mean()
-        state.adam.step(self.gradients(loss, self.params))
+        self.descend(loss, state.adam)
         state.teacher.follow(self.params, self.config.teacher_keep)
-        return []

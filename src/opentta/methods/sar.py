@@ -15,13 +15,15 @@ Departures from the authors' code:
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
+from opentta.adapter.base import BACKWARD, Adapter
+from opentta.config import Margin, Momentum, Natural, Rate, Share, Weight
 from opentta.parts.losses import entropy, masked_mean
-from opentta.parts.optim import Sgd, assign, running_mean_
+from opentta.parts.optim import Sgd, assign, collapsed_
 from opentta.parts.sam import perturbed
 from opentta.registry import register
 from opentta.types import Prediction
@@ -31,13 +33,13 @@ from opentta.types import Prediction
 class SarConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 0.01
-    momentum: float = 0.9
-    margin: float = 0.4  # E0 = margin * ln C, Eqn. 2
-    rho: float = 0.05  # radius of the ascent step, Eqn. 4
-    recover_below: float = 0.1  # e_m: back to the source when the average entropy falls under it
-    average: float = 0.9  # weight of the past in that average
-    skip_top: int = 3  # blocks at the output that stay as they are; so does the final norm
+    lr: Rate = 0.01
+    momentum: Momentum = 0.9
+    margin: Margin = 0.4  # E0 = margin * ln C, Eqn. 2
+    rho: Weight = 0.05  # radius of the ascent step, Eqn. 4
+    recover_below: Margin = 0.1  # e_m: back to the source when the average entropy falls under it
+    average: Share = 0.9  # weight of the past in that average
+    skip_top: Natural = 3  # blocks at the output that stay as they are; so does the final norm
     skip_blocks: tuple[int, ...] = ()  # further blocks, by index
     official_quirks: bool = False  # the three mended bugs named above, back again
 
@@ -57,6 +59,7 @@ class Sar(Adapter):
     Config = SarConfig
     config: SarConfig
     state: SarState
+    grid = ([{"lr": (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 5e-2)}],)
     bibtex = """@inproceedings{niu2023towards,
   title = {Towards Stable Test-Time Adaptation in Dynamic Wild World},
   author = {Niu, Shuaicheng and Wu, Jiaxiang and Zhang, Yifan and Wen, Zhiquan and
@@ -65,12 +68,15 @@ class Sar(Adapter):
   year = {2023}
 }"""
 
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Two forwards, two backwards."""
+        return 2 * (1 + BACKWARD)
+
     def parameters(self) -> Iterable[nn.Parameter]:
         """The norm layers below the top blocks."""
         c = self.config
-        return self.backbone.norm_parameters(
-            skip_top=c.skip_top, skip_blocks=c.skip_blocks, outer=False
-        )
+        return self.backbone.lower_norms(c.skip_top, c.skip_blocks)
 
     def initial_state(self) -> SarState:
         """No momentum, no average."""
@@ -90,7 +96,7 @@ class Sar(Adapter):
             still = reliable & (h2 < e0)
             loss = masked_mean(h2, still)
             grads = self.gradients(loss, self.params)
-        state.sgd.step(grads, where=self.valid if c.official_quirks else still.any())
+        self.update(state.sgd, grads, where=None if c.official_quirks else still.any())
         reset = self._recover(loss.detach(), still.any(), h)
         details = {"reliable": reliable, "mean_entropy": state.mean_entropy.clone(), "reset": reset}
         return Prediction(logits, ood_score=h, details=details)
@@ -99,8 +105,9 @@ class Sar(Adapter):
         """A vanishing average entropy means one class for every input: start again. NaN, too."""
         c, state = self.config, self.state
         past = state.mean_entropy
-        running_mean_(past, loss, c.average, where=seen)
-        collapsed = ((past < c.recover_below) | ~h.isfinite().all()) & self.valid
+        collapsed = self.valid & collapsed_(
+            past, loss, h, keep=c.average, below=c.recover_below, where=seen
+        )
         survivors = [past, *state.sgd.moments] if c.official_quirks else []
         kept = [t.clone() for t in survivors]
         self.recover(collapsed)

@@ -16,19 +16,18 @@ Departures from the authors' code:
 - The rate is that of the paper reproduced here; the authors' is ``lr=1e-3``.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
-from opentta.config import check_range
-from opentta.models.backbone import Backbone
+from opentta.adapter.base import BACKWARD, Adapter
+from opentta.adapter.recording import on_device
+from opentta.config import Count, Momentum, Natural, Rate, Share, Weight
 from opentta.parts.memory import Hus, portions
-from opentta.parts.optim import Adam, Sgd
+from opentta.parts.optim import Adam, Sgd, optimizer
 from opentta.parts.sam import perturbed
 from opentta.registry import register
 from opentta.types import Prediction
@@ -38,15 +37,15 @@ from opentta.types import Prediction
 class SottaConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 0.005
+    lr: Rate = 0.005
     optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: float = 0.9  # Adam's beta1 with optimizer="adam"
-    rho: float = 0.05  # radius of the ascent step
-    threshold: float = 0.33  # C_0: confidence from which a sample is remembered
-    capacity: int = 64  # N, images in the memory
-    update_every: int = 0  # samples between two updates; 0: one after each batch
+    momentum: Momentum = 0.9  # Adam's beta1 with optimizer="adam"
+    rho: Weight = 0.05  # radius of the ascent step
+    threshold: Share = 0.33  # C_0: confidence from which a sample is remembered
+    capacity: Count = 64  # N, images in the memory
+    update_every: Natural = 0  # samples between two updates; 0: one after each batch
     class_mean: bool = False  # divide the loss by C
-    skip_top: int = 3  # blocks at the output that stay as they are
+    skip_top: Natural = 3  # blocks at the output that stay as they are
     skip_blocks: tuple[int, ...] = ()  # further blocks, by index
     final_norm: bool = False  # adapt the final norm too
 
@@ -68,6 +67,12 @@ class Sotta(Adapter):
     config: SottaConfig
     state: SottaState
     synchronises = True
+    grid = (
+        [
+            {"optimizer": ("adam",), "lr": (1e-4, 1e-3, 5e-3)},
+            {"optimizer": ("sgd",), "lr": (1e-3, 5e-3)},
+        ],
+    )
     bibtex = """@inproceedings{gong2023sotta,
   title = {{SoTTA}: Robust Test-Time Adaptation on Noisy Data Streams},
   author = {Gong, Taesik and Kim, Yewon and Lee, Taeckyung and Chottananurak, Sorn and
@@ -77,12 +82,9 @@ class Sotta(Adapter):
 }"""
 
     @classmethod
-    def resolve(cls, config: SottaConfig, backbone: Backbone) -> SottaConfig:
-        """Refuse a memory of nothing and a confidence that no probability has."""
-        check_range(cls.name, config, 1, math.inf, "capacity")
-        check_range(cls.name, config, 0, math.inf, "update_every")
-        check_range(cls.name, config, 0, 1, "threshold")
-        return config
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """One forward, and two passes on the memory."""
+        return 1 + 2 * (1 + BACKWARD) * config.capacity / batch_size
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The norm layers below the top blocks."""
@@ -94,39 +96,38 @@ class Sotta(Adapter):
     def initial_state(self) -> SottaState:
         """Moments at zero, an empty memory."""
         c = self.config
-        optimizer: Adam | Sgd = Adam(self.params, c.lr, beta1=c.momentum)
-        if c.optimizer == "sgd":
-            optimizer = Sgd([(self.params, c.lr)], momentum=c.momentum)
+        steps = optimizer(c.optimizer, self.params, c.lr, momentum=c.momentum)
         seen = torch.zeros((), dtype=torch.int64)
-        return SottaState(optimizer, Hus(c.capacity, self.generator), seen)
+        return SottaState(steps, Hus(c.capacity, self.generator), seen)
 
     def step(self, images: Tensor) -> Prediction:
         """Predict with the current weights, remember the confident, learn from the memory."""
         c, state = self.config, self.state
         state.memory.check_size(images)
-        logits, score = self.replayed("look", self._look, images)
+        logits, score = self._look(images)
         confidence, labels = logits.float().softmax(dim=1).max(dim=1)
         sure = confidence >= c.threshold
         for part, due in portions(int(state.seen), len(images), c.update_every):
             state.memory.add(images[part][sure[part]], labels[part][sure[part]])
             if due and len(state.memory):
-                self.replayed("update", self._update, state.memory.images)
+                self._rehearse(state.memory.images)
         if c.update_every:
             state.seen.add_(len(images)).remainder_(c.update_every)
         return Prediction(logits, score, {"remembered": sure})
 
+    @on_device
     @torch.no_grad()
-    def _look(self, images: Tensor) -> list[Tensor]:
+    def _look(self, images: Tensor) -> tuple[Tensor, Tensor]:
         out = self.answer(images)
-        return [out.logits, out.ood_score]
+        return out.logits, out.ood_score
 
-    def _update(self, images: Tensor) -> list[Tensor]:
+    @on_device
+    def _rehearse(self, images: Tensor) -> None:
         """One sharpness-aware step on the remembered images."""
         grads = self.gradients(self._loss(images), self.params)
         with perturbed(self.params, grads, self.config.rho):
             grads = self.gradients(self._loss(images), self.params)
-        self.state.optimizer.step(grads)
-        return []
+        self.update(self.state.optimizer, grads)
 
     def _loss(self, images: Tensor) -> Tensor:
         """Mean entropy, with the authors' guard inside the logarithm."""

@@ -19,14 +19,14 @@ Departures from the authors' code:
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
-from opentta.config import check_range
-from opentta.models.backbone import Backbone
+from opentta.adapter.base import BACKWARD, Adapter
+from opentta.adapter.recording import on_device
+from opentta.config import Count, Margin, Natural, Rate, Share, Weight
 from opentta.parts.losses import entropy, self_weighted_entropy
 from opentta.parts.memory import Rbm
 from opentta.parts.optim import Sgd
@@ -43,18 +43,18 @@ LOSS_SCALE = 64  # a constant of the authors' loss, whatever the memory holds
 class StampConfig:
     """Paper symbols on the right; every field changes behaviour, and a test says how."""
 
-    lr: float = 0.05
-    rho: float = 0.05  # radius of the ascent step
-    margin: float = 0.8  # alpha: samples under alpha * ln C are remembered
-    capacity: int = 64  # images in the memory
-    views: int = 16  # the image itself and 15 crops
-    padding: int = 4  # pixels around the image that a crop may reach into
-    flip: float = 0.5  # share of mirrored crops
+    lr: Rate = 0.05
+    rho: Weight = 0.05  # radius of the ascent step
+    margin: Margin = 0.8  # alpha: samples under alpha * ln C are remembered
+    capacity: Count = 64  # images in the memory
+    views: Count = 16  # the image itself and 15 crops
+    padding: Natural = 4  # pixels around the image that a crop may reach into
+    flip: Share = 0.5  # share of mirrored crops
     consistency: bool = False  # remember only what source and adapted model agree upon
     schedule: Literal["anneal", "periodic", "constant"] = "anneal"
-    horizon: int = 750  # updates until the rate is at its lowest
-    floor: float = 0.0  # the lowest rate, as a share of lr
-    skip_top: int = 3  # blocks at the output that stay as they are; so does the final norm
+    horizon: Count = 750  # updates until the rate is at its lowest
+    floor: Share = 0.0  # the lowest rate, as a share of lr
+    skip_top: Natural = 3  # blocks at the output that stay as they are; so does the final norm
     skip_blocks: tuple[int, ...] = ()  # further blocks, by index
 
 
@@ -75,6 +75,7 @@ class Stamp(Adapter):
     config: StampConfig
     state: StampState
     synchronises = True
+    grid = ([{"lr": (5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1)}],)
     bibtex = """@inproceedings{yu2024stamp,
   title = {{STAMP}: Outlier-Aware Test-Time Adaptation with Stable Memory Replay},
   author = {Yu, Yongcan and Sheng, Lijun and He, Ran and Liang, Jian},
@@ -83,12 +84,9 @@ class Stamp(Adapter):
 }"""
 
     @classmethod
-    def resolve(cls, config: StampConfig, backbone: Backbone) -> StampConfig:
-        """Refuse a memory of nothing, a mean over no view and shares that are none."""
-        check_range(cls.name, config, 1, math.inf, "capacity", "views", "horizon")
-        check_range(cls.name, config, 0, math.inf, "padding")
-        check_range(cls.name, config, 0, 1, "flip", "floor")
-        return config
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """A forward per view, and two passes on the memory."""
+        return 0.85 * config.views + 2 * (1 + BACKWARD) * config.capacity / batch_size
 
     def build(self) -> None:
         """The source model, where predictions are compared with it."""
@@ -99,9 +97,7 @@ class Stamp(Adapter):
     def parameters(self) -> Iterable[nn.Parameter]:
         """The norm layers below the top blocks."""
         c = self.config
-        return self.backbone.norm_parameters(
-            skip_top=c.skip_top, skip_blocks=c.skip_blocks, outer=False
-        )
+        return self.backbone.lower_norms(c.skip_top, c.skip_blocks)
 
     def initial_state(self) -> StampState:
         """An empty memory, and the full rate."""
@@ -145,22 +141,21 @@ class Stamp(Adapter):
             generator=self.generator,
         )
         parts = chunks(len(crops), self.execution.view_chunk)
-        logits = torch.cat(
-            [self.replayed("view", self._logits, crops[part])[0] for part in parts]
-        )  # (V B, C)
+        logits = torch.cat([self._logits(crops[part]) for part in parts])  # (V B, C)
         return logits.float().log_softmax(dim=1).view(c.views, len(images), -1)
 
-    def _logits(self, images: Tensor) -> list[Tensor]:
-        return [self.backbone(images)]
+    @on_device
+    def _logits(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
 
     def _rehearse(self, images: Tensor) -> None:
         """One sharpness-aware step on the memory, at the rate of the schedule."""
         scale = self._rate(int(self.state.updates))
         if scale > 0:
-            grads = self.replayed("gradients", self._sharp_gradients, images)
-            self.state.sgd.step(grads, scale=scale)
+            self.update(self.state.sgd, self._sharp_gradients(images), scale=scale)
         self.state.updates += 1
 
+    @on_device
     def _sharp_gradients(self, images: Tensor) -> list[Tensor]:
         grads = self.gradients(self._loss(images), self.params)
         with perturbed(self.params, grads, self.config.rho):

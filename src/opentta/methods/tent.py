@@ -10,13 +10,14 @@ is our reading.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from opentta.adapter.base import Adapter
+from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.config import Momentum, Rate
 from opentta.parts.losses import entropy
-from opentta.parts.optim import Adam, Sgd
+from opentta.parts.optim import Adam, Sgd, optimizer
 from opentta.registry import register
 from opentta.types import Prediction
 
@@ -25,9 +26,9 @@ from opentta.types import Prediction
 class TentConfig:
     """Every field changes behaviour, and a test says how."""
 
-    lr: float = 0.005
+    lr: Rate = 0.005
     optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: float = 0.9  # Adam's beta1 with optimizer="adam"
+    momentum: Momentum = 0.9  # Adam's beta1 with optimizer="adam"
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Tent(Adapter):
     Config = TentConfig
     config: TentConfig
     state: TentState
+    grid = ([{"lr": RATES}],)
     bibtex = """@inproceedings{wang2021tent,
   title = {Tent: Fully Test-Time Adaptation by Entropy Minimization},
   author = {Wang, Dequan and Shelhamer, Evan and Liu, Shaoteng and Olshausen, Bruno and
@@ -52,6 +54,11 @@ class Tent(Adapter):
   year = {2021}
 }"""
 
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """One forward, one backward."""
+        return 1 + BACKWARD
+
     def parameters(self) -> Iterable[nn.Parameter]:
         """All norm layers, the final one included."""
         return self.backbone.norm_parameters()
@@ -59,13 +66,11 @@ class Tent(Adapter):
     def initial_state(self) -> TentState:
         """Optimiser moments at zero."""
         c = self.config
-        if c.optimizer == "adam":
-            return TentState(Adam(self.params, c.lr, beta1=c.momentum))
-        return TentState(Sgd([(self.params, c.lr)], momentum=c.momentum))
+        return TentState(optimizer(c.optimizer, self.params, c.lr, momentum=c.momentum))
 
     def step(self, images: Tensor) -> Prediction:
         """Predict, then one step down the mean entropy of the whole batch."""
         logits = self.backbone(images)
         h = entropy(logits)
-        self.state.optimizer.step(self.gradients(h.mean(), self.params), where=self.valid)
+        self.descend(h.mean(), self.state.optimizer)
         return Prediction(logits, ood_score=h)

@@ -20,13 +20,15 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import Adapter
+from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.recording import on_device
+from opentta.config import Momentum, Rate, Weight
 from opentta.parts.losses import energy, entropy, masked_mean, probability_entropy
 from opentta.parts.mixture import low_posterior, unit_range
 from opentta.parts.optim import Sgd
@@ -38,10 +40,10 @@ from opentta.types import Prediction
 class UnientConfig:
     """Of both methods; every field changes behaviour, and a test says how."""
 
-    lr: float = 0.001
-    momentum: float = 0.9
-    ood_weight: float = 0.1  # of the entropy of OOD samples, maximised; the second of --alpha
-    marginal_weight: float = 0.1  # of the entropy of the mean prediction; the first of --alpha
+    lr: Rate = 0.001
+    momentum: Momentum = 0.9
+    ood_weight: Weight = 0.1  # of the entropy of OOD samples, maximised; the second of --alpha
+    marginal_weight: Weight = 0.1  # of the entropy of the mean prediction; the first of --alpha
     score: Literal["entropy", "energy"] = "entropy"
 
 
@@ -59,6 +61,7 @@ class UnifiedEntropy(Adapter):
     config: UnientConfig
     state: UnientState
     synchronises = True  # the mixture is fitted on the host
+    grid = ([{"lr": RATES}],)
     bibtex = """@inproceedings{gao2024unified,
   title = {Unified Entropy Optimization for Open-Set Test-Time Adaptation},
   author = {Gao, Zhengqing and Zhang, Xu-Yao and Liu, Cheng-Lin},
@@ -69,6 +72,11 @@ class UnifiedEntropy(Adapter):
     @abstractmethod
     def entropies(self, h: Tensor, posterior: Tensor) -> tuple[Tensor, Tensor]:
         """Mean entropy of the ID and of the OOD samples: h (B,), P(ID) (B,) -> (), ()."""
+
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Two forwards, one backward, and the fit of the mixture."""
+        return 2.2 + BACKWARD
 
     def build(self) -> None:
         """One frozen copy of the source model, and its prototypes: the rows of the head."""
@@ -91,33 +99,34 @@ class UnifiedEntropy(Adapter):
     def step(self, images: Tensor) -> Prediction:
         """Predict, then: ID entropy down, OOD entropy up, the batch's mean prediction spread."""
         posterior = self._posterior(images)
-        logits, score = self.replayed("learn", self._learn, images, posterior)
+        logits, score = self._learn(images, posterior)
         return Prediction(logits, score, details={"posterior": posterior})
 
-    def _learn(self, images: Tensor, posterior: Tensor) -> list[Tensor]:
+    @on_device
+    def _learn(self, images: Tensor, posterior: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, C) and scores (B,), then one step with the samples' P(ID) (B,)."""
         c = self.config
         logits = self.backbone(images)
         known, unknown = self.entropies(entropy(logits), posterior)
         marginal = probability_entropy(logits.float().softmax(dim=1).mean(dim=0))
         loss = known - c.ood_weight * unknown - c.marginal_weight * marginal
-        self.state.sgd.step(self.gradients(loss, self.params))
-        return [logits, self._score(logits)]
+        self.descend(loss, self.state.sgd)
+        return logits, self._score(logits)
 
     def _posterior(self, images: Tensor) -> Tensor:
         """P(ID) of each sample by the source's features, within this batch: (B,)."""
-        (cosine,) = self.replayed("cosine", self._cosine, images)
-        likeness = unit_range(cosine)
+        likeness = unit_range(self._cosine(images))
         if likeness is None:
             return torch.ones(len(images), device=images.device)
         return low_posterior(1 - likeness, seed=self._seed)
 
+    @on_device
     @torch.no_grad()
-    def _cosine(self, images: Tensor) -> list[Tensor]:
+    def _cosine(self, images: Tensor) -> Tensor:
         """To the nearest prototype: (B,)."""
         features = self.frozen.trace(images).penultimate.double()  # (B, d); no autocast
         cosines = functional.normalize(features) @ self.prototypes.T  # (B, C)
-        return [cosines.max(dim=1).values.float()]
+        return cosines.max(dim=1).values.float()
 
     def _score(self, logits: Tensor) -> Tensor:
         return energy(logits) if self.config.score == "energy" else entropy(logits)

@@ -180,6 +180,10 @@ class Backbone(nn.Module, ABC):
         first, last = self.outer_norms()
         return [*first, *(norm for i in range(self.depth) for norm in self.block_norms(i)), *last]
 
+    def lower_norms(self, skip_top: int, skip_blocks: Sequence[int] = ()) -> list[nn.Parameter]:
+        """Scale and shift of the norm layers below the top blocks, without the final norm."""
+        return self.norm_parameters(skip_top=skip_top, skip_blocks=skip_blocks, outer=False)
+
     def norm_parameters(
         self, *, skip_top: int = 0, skip_blocks: Sequence[int] = (), outer: bool = True
     ) -> list[nn.Parameter]:

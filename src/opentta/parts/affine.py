@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 Granularity = Literal["pooled", "token"]
+SimilarityOn = Literal["token_net", "last_block", "all_blocks"]
+"""Whose tokens L_sim compares: the token network's, or those after the last or after each block."""
 
 
 class AttentionAffine(nn.Module):

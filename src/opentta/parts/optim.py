@@ -32,6 +32,27 @@ def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) ->
     assign([past], [fresh], where)
 
 
+def collapsed_(
+    past: Tensor, mean: Tensor, h: Tensor, *, keep: float, below: float, where: Tensor
+) -> Tensor:
+    """Whether the moving average entropy ``past``, moved by ``mean``, vanishes: a bool scalar.
+
+    A vanishing average means one class for every input. Entropies ``h`` (B,) of a batch that are
+    not finite mean the same.
+    """
+    running_mean_(past, mean, keep, where=where)
+    return (past < below) | ~h.isfinite().all()
+
+
+def optimizer(
+    kind: str, params: Sequence[Tensor], lr: float, *, momentum: float, nesterov: bool = False
+) -> "Sgd | Adam":
+    """SGD, or Adam with ``momentum`` as its beta1."""
+    if kind == "adam":
+        return Adam(params, lr, beta1=momentum)
+    return Sgd([(params, lr)], momentum=momentum, nesterov=nesterov)
+
+
 def finite(grads: Sequence[Tensor], where: Tensor | None) -> Tensor:
     """``where``, and false if any gradient is NaN or infinite: a bool scalar on the device."""
     sane = torch.stack(torch._foreach_norm(list(grads))).isfinite().all()
@@ -92,8 +113,10 @@ class Adam:
         self.count = torch.zeros((), device=self.params[0].device, dtype=torch.float64)
 
     @torch.no_grad()
-    def step(self, grads: Sequence[Tensor], *, where: Tensor | None = None) -> None:
-        """One step along ``grads``, aligned with the parameters."""
+    def step(
+        self, grads: Sequence[Tensor], *, where: Tensor | None = None, scale: float = 1.0
+    ) -> None:
+        """One step along ``grads``, aligned with the parameters; ``scale`` multiplies the rate."""
         gradients = list(grads)
         where = finite(gradients, where)
         beta1, beta2 = self.betas
@@ -107,7 +130,7 @@ class Adam:
         torch._foreach_div_(denominators, bias2.to(denominators[0].dtype))
         torch._foreach_add_(denominators, max(1e-8, torch.finfo(delta_type).smallest_normal))
         delta = torch._foreach_div(first, denominators)
-        torch._foreach_mul_(delta, (-self.lr / bias1).to(delta[0].dtype))
+        torch._foreach_mul_(delta, (-scale * self.lr / bias1).to(delta[0].dtype))
         assign(self.params, torch._foreach_add(self.params, delta), where)
         assign(self.first, first, where)
         assign(self.second, second, where)

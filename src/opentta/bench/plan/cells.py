@@ -89,8 +89,7 @@ class Cell:
     def config(self) -> dict[str, Any]:
         """Every field of the method's config, defaults filled in; a rule for None stays None."""
         cls = registry.method(self.method)
-        limits = self.method in registry.BUILT_IN
-        config = make_config(cls.Config, self.fields, what=self.method, limits=limits)
+        config = make_config(cls.Config, self.fields, what=self.method)
         values: dict[str, Any] = plain(asdict(config))
         return values
 

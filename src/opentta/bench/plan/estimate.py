@@ -15,11 +15,8 @@ from opentta.bench.store.results import Record, content_hash
 from opentta.datasets.catalog import DATASETS
 from opentta.datasets.spec import Share, StreamSpec
 
-BACKWARD, ALL = 1.15, 1.9
-"""A backward to the norm layers and one to all weights, in forwards; docs/decisions/cost.md."""
 SPEED = {"cpu": 40e9, "cuda": 15e12}
 """Assumed operations a second: of one thread, and of a GPU."""
-GUESS = 3.0  # forwards of a method that nobody has counted
 
 
 @dataclass(frozen=True)
@@ -64,26 +61,8 @@ def forwards(cell: Cell) -> float:
         >>> round(forwards(cell), 2)
         4.3
     """
-    config = cell.config
-    step = 1 + BACKWARD
-    memory = config.get("capacity", 0) / cell.stream.batch_size  # of images, batches' worth
-    costs = {
-        "source": 1.0,
-        "tent": step,
-        "eata": step,
-        "cotta": 3 + ALL,  # its 32 views are rare: a network as unsure as that is at its end
-        "rotta": 1 + 1 + step,  # an update an image, on the average
-        "sotta": 1 + 2 * step * memory,
-        "sar": 2 * step,
-        "ostta": 1 + step,
-        "unient": 1.2 + step,
-        "unient_plus": 1.2 + step,
-        "owttt": 2.5 + ALL,
-        "stamp": 0.85 * config.get("views", 1) + 2 * step * memory,
-    }
-    if cell.method == "ladder_affine":
-        return 2 * step + _modules(config)
-    return float(costs.get(cell.method, GUESS))
+    cls = registry.method(cell.method)
+    return float(cls.cost(cls.Config(**cell.config), cell.stream.batch_size))
 
 
 def estimate(
@@ -148,10 +127,12 @@ class _Timing:
                 text = "times an image are those of stored cells where there are some"
                 self.assumptions[text] = None
                 return median(self._measured[key])
-        if cell.method in registry.BUILT_IN:
-            text = "a step costs the forwards and backwards that its method counts"
-        else:
-            text = f"a step of {cell.method} costs {GUESS:g} forwards: nobody has counted it"
+        counted = "cost" in vars(registry.method(cell.method)) or cell.method in registry.BUILT_IN
+        text = "a step costs the forwards and backwards that its method counts"
+        if not counted:
+            text = (
+                f"a step of {cell.method} costs {forwards(cell):g} forwards: nobody has counted it"
+            )
         self.assumptions[text] = None
         return self._plain_forward(cell, described) * forwards(cell)
 
@@ -185,14 +166,6 @@ def _keys(description: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _machine(description: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(description.get(k)) for k in ("backbone", "device", "precision", "threads"))
-
-
-def _modules(config: Mapping[str, Any]) -> float:
-    """What the affine and the ladder add to two passes, in forwards."""
-    affine = {"off": 0.0, "pooled": 0.4, "token": 3.0}
-    third = 1.0 if config["predict_from"] == "post" else 0.0
-    ladder = 0.0 if config["ladder"] == "off" else 0.1
-    return affine[str(config["affine"])] + ladder + third
 
 
 def _taken(share: Share, known: int) -> int:

@@ -193,9 +193,8 @@ def _rows(preset: Preset, grid: Grid, id: str, backbone: str, changed: Fields) -
         stated = preset.fields_of(variant.name, id, backbone)
         fields = {**stated, **point, **own}
         cls = registry.method(variant.method)
-        limits = variant.method in registry.BUILT_IN
         with named(f"{preset.name}, row {variant.name}"):
-            config = make_config(cls.Config, fields, what=variant.method, limits=limits)
+            config = make_config(cls.Config, fields, what=variant.method)
         settings = {name: plain(getattr(config, name)) for name in point}
         source = _source(preset, variant.name, variant.method, cls.needs_source)
         rows.append(Row(variant.name, variant.method, fields, settings, source))

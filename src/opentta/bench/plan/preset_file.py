@@ -83,12 +83,10 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
         for key, value in values.get("sweep", {}).items()
     }
     if "source" in values:
-        source = make_config(
-            SourceSettings, values["source"], what=f"{file}: [source]", limits=False
-        )
+        source = make_config(SourceSettings, values["source"], what=f"{file}: [source]")
         _known("data set", source.name, DATASETS, f"{file}: [source]")
         values["source"] = source
-    preset = make_config(Preset, values, what=file, limits=False)
+    preset = make_config(Preset, values, what=file)
     _known("kind", preset.kind, KINDS, file)
     if preset.paper:
         _known("table of the paper", preset.paper, paper_tables(), file)
@@ -134,7 +132,7 @@ def check_fields(method: str, fields: Any, where: str) -> None:
     }
     config: Any = registry.method(method).Config
     with named(where):
-        make_config(config, plain, what=method, limits=method in registry.BUILT_IN)
+        make_config(config, plain, what=method)
     for key, table in fields.items():
         if isinstance(table, dict):
             with named(where):
@@ -147,7 +145,7 @@ def check_fields(method: str, fields: Any, where: str) -> None:
 def _grid(table: dict[str, Any], file: str) -> Grid:
     if table.get("corruptions") == "all":
         table = table | {"corruptions": list(CORRUPTIONS)}
-    grid = make_config(Grid, table, what=f"{file}: [grid]", limits=False)
+    grid = make_config(Grid, table, what=f"{file}: [grid]")
     check_grid(grid, file)
     return grid
 
@@ -158,7 +156,7 @@ def _stream(table: dict[str, Any], file: str) -> StreamSettings:
     if "order" in values:
         order = _table(values["order"], f"{where} order")
         with named(where):
-            values["order"] = make_config(Order, order, what="order", limits=False)
+            values["order"] = make_config(Order, order, what="order")
     for key, kind in (("counts", int), ("ratios", float), ("picks", str)):
         for name, value in _table(values.get(key, {}), f"{where} {key}").items():
             _known("data set", name, DATASETS, f"{where} {key}")
@@ -167,7 +165,7 @@ def _stream(table: dict[str, Any], file: str) -> StreamSettings:
                 raise ConfigError(f"{where} {key}.{name}: expected {kind.__name__}, got {value!r}")
             if key == "picks":
                 _known("pick", value, PICKS, f"{where} {key}.{name}")
-    settings = make_config(StreamSettings, values, what=where, limits=False)
+    settings = make_config(StreamSettings, values, what=where)
     with named(where):
         for name in {**settings.counts, **settings.ratios}:
             settings.share(name)  # says what is wrong with a count or a ratio
