@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import SIZE, shared_data, tiny_vit
+from material import shared_data
+
+from opentta.testing import SIZE, tiny_vit
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 

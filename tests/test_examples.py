@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import CHECKS
-from material import tiny_vit
 
 import opentta
+from opentta.testing import CHECKS, tiny_vit
 
 ROOT = Path(__file__).parents[1]
 

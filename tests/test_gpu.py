@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from checks import same, weights
 from makers import knobs
-from material import tiny_vit
 from test_replay import FULL, PARTS
 
 import opentta
 from opentta.adapter.base import NoConfig
 from opentta.config import Execution
 from opentta.errors import ConfigError, DeviceError, ImageValueError
+from opentta.testing import same, tiny_vit, weights
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -9,11 +9,11 @@ import checks
 import pytest
 import torch
 from makers import Maker
-from material import tiny_vit
 from models_under_test import hugging_face_vit, torchvision_vit
 from test_replay import FULL, graphed
 
 import opentta
+from opentta.testing import tiny_vit
 
 PROBE = """
 import torch

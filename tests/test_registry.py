@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import pytest
-from material import tiny_vit
 
 import opentta
 from opentta import registry
 from opentta.errors import ConfigError, DtypeError, PluginError, StateError, UnknownNameError
+from opentta.testing import tiny_vit
 
 
 def test_every_built_in_name_is_registered_by_its_module():

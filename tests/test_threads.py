@@ -6,8 +6,9 @@ import threading
 
 import pytest
 import torch
-from checks import batches, run, same, weights
 from makers import Maker
+
+from opentta.testing import batches, run, same, weights
 
 STEPS = 25
 

@@ -60,7 +60,7 @@ def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> 
         True
         >>> make_config(Execution, {"view_chunk": 0}, what="execution")
         Traceback (most recent call last):
-        opentta.errors.ConfigError: execution.view_chunk: expected a whole number of at least 1, got 0
+        opentta.errors.ConfigError: execution.view_chunk: expected a whole number of at least 1...
     """
     known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in fields:

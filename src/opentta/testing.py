@@ -42,9 +42,9 @@ def check_method(
     """Hold a registered method to every promise; gives the names of the promises it kept.
 
     ``fields`` are settings under which the method adapts on random images within a few batches.
-    ``nothing_passes`` are settings under which its filter keeps no sample, where it has one: nothing
-    may move then. ``skip`` names promises that the method does not make. The first broken promise
-    raises ``PromiseError``, whose message names it.
+    ``nothing_passes`` are settings under which its filter, where it has one, keeps no sample:
+    nothing may move then. ``skip`` names promises that the method does not make. The first broken
+    promise raises ``PromiseError``, whose message names it.
 
     Example:
         >>> kept = check_method("source")
@@ -91,6 +91,7 @@ class Maker:
         self.model = tiny_vit()
 
     def __call__(self, **fields: Any) -> Adapter:
+        """A fresh adapter; ``fields`` win over the method's own settings here."""
         return self.around(self.model, **fields)
 
     def around(self, model: nn.Module, **fields: Any) -> Adapter:
@@ -477,11 +478,11 @@ def recording_on_cpu(adapter: Adapter) -> Iterator[list[str]]:
         adapter._replay.forget()
 
 
-class _Notes(TorchDispatchMode):
+class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operations as they were run."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[tuple[Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

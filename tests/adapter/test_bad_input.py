@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from checks import batches, run, same, weights
-from material import tiny_vit
 
 import opentta
 from opentta.errors import (
@@ -15,6 +13,7 @@ from opentta.errors import (
     SourceDataError,
     StateError,
 )
+from opentta.testing import batches, run, same, tiny_vit, weights
 
 
 def with_pixel(images, value):

@@ -1,6 +1,6 @@
 """Steps that are recorded once and played back give what steps give.
 
-Without a GPU: a recording on the CPU (tests/tape.py) that repeats operations on the same memory.
+Without a GPU: a recording on the CPU (opentta.testing) that repeats operations on the same memory.
 With one: tests/test_gpu.py.
 """
 
@@ -9,21 +9,20 @@ import dataclasses
 
 import pytest
 import torch
-from checks import batches, equal_runs, same, weights
 from makers import Maker
-from tape import taped
 
 import opentta
 from opentta.adapter import recording as replay
 from opentta.adapter.base import NoConfig
 from opentta.adapter.recording import MOST, WARM, Replay, Tape
 from opentta.errors import ConfigError, SourceDataError
+from opentta.testing import PromiseError, batches, equal_runs, recording_on_cpu, same, weights
 
 PARTS = {  # of methods that need the host in between; all others are recorded whole
-    "cotta": {"confidence", "teacher", "learn"},
-    "rotta": {"teacher", "learn"},
-    "sotta": {"look", "update"},
-    "stamp": {"view", "gradients"},
+    "cotta": {"confidence", "taught", "learn"},
+    "rotta": {"taught", "learn"},
+    "sotta": {"look", "rehearse"},
+    "stamp": {"logits", "sharp_gradients"},
     "unient": {"cosine", "learn"},
     "unient_plus": {"cosine", "learn"},
     "owttt": set(),  # it decides on the host at every turn
@@ -44,37 +43,29 @@ VARIANTS = [
 ]
 
 
-def graphed(adapter, monkeypatch):
+def graphed(adapter):
     """The adapter, with its steps recorded on the CPU; and the names of what was recorded."""
-    adapter.execution = dataclasses.replace(adapter.execution, graph=True)
-    make, names = taped(adapter), []
-
-    def record(name, *rest):
-        names.append(name)
-        return make(name, *rest)
-
-    monkeypatch.setattr(replay, "record", record)
-    return adapter, names
+    return adapter, recording_on_cpu(adapter).__enter__()
 
 
 @pytest.mark.parametrize("method, fields", VARIANTS, ids=str)
-def test_a_replayed_run_is_the_run(method, fields, monkeypatch):
+def test_a_replayed_run_is_the_run(method, fields):
     stream = [*batches(10), *batches(1, size=4), *batches(2, seed=8)]
     make = Maker(method)
     plain = make(**fields)
     expected = [plain(images) for images in stream]
-    adapter, names = graphed(make(**fields), monkeypatch)
+    adapter, names = graphed(make(**fields))
     assert equal_runs([adapter(images) for images in stream], expected)
     assert same(weights(adapter), weights(plain))
     assert set(names) == PARTS.get(method, {"step"})
     assert adapter.synchronises == (method in PARTS)
 
 
-def test_reset_keeps_recordings_and_starts_again(monkeypatch):
+def test_reset_keeps_recordings_and_starts_again():
     stream = batches(WARM + 3)
     plain = Maker("ladder_affine")()
     expected = [plain(images) for images in stream]
-    adapter, names = graphed(Maker("ladder_affine")(), monkeypatch)
+    adapter, names = graphed(Maker("ladder_affine")())
     for images in stream:
         adapter(images)
     adapter.reset()
@@ -82,23 +73,23 @@ def test_reset_keeps_recordings_and_starts_again(monkeypatch):
     assert names == ["step"]
 
 
-def test_details_come_with_their_names(monkeypatch):
-    plain, (adapter, _) = Maker("sar")(), graphed(Maker("sar")(), monkeypatch)
+def test_details_come_with_their_names():
+    plain, (adapter, _) = Maker("sar")(), graphed(Maker("sar")())
     for images in batches(WARM + 3):
         one, other = plain(images).details, adapter(images).details
         assert one.keys() == other.keys()
         assert all(torch.equal(one[n], other[n]) for n in one if n != "mean_entropy")
 
 
-def test_what_one_call_gave_outlives_the_next(monkeypatch):
-    adapter, _ = graphed(Maker("tent")(), monkeypatch)
+def test_what_one_call_gave_outlives_the_next():
+    adapter, _ = graphed(Maker("tent")())
     outs = [(out, out.logits.clone()) for out in map(adapter, batches(WARM + 4))]
     assert all(torch.equal(out.logits, then) for out, then in outs)
 
 
-def test_new_source_statistics_are_not_played_over(monkeypatch):
+def test_new_source_statistics_are_not_played_over():
     make = Maker("eata")
-    adapter, names = graphed(make(fisher_weight=2.0), monkeypatch)
+    adapter, names = graphed(make(fisher_weight=2.0))
     plain = make(fisher_weight=2.0)
     for each in (plain, adapter):
         for images in batches(WARM + 2):
@@ -109,11 +100,11 @@ def test_new_source_statistics_are_not_played_over(monkeypatch):
     assert names == ["step", "step"]
 
 
-def test_a_loaded_state_is_not_played_over(monkeypatch):
+def test_a_loaded_state_is_not_played_over():
     make = Maker("eata")
     other = make(fisher_weight=2.0)
     other.fit_source(batches(2, seed=77))
-    adapter, names = graphed(make(fisher_weight=2.0), monkeypatch)
+    adapter, names = graphed(make(fisher_weight=2.0))
     for images in batches(WARM + 2):
         adapter(images)
     adapter.load_state_dict(other.state_dict())
@@ -122,7 +113,7 @@ def test_a_loaded_state_is_not_played_over(monkeypatch):
     assert names == ["step", "step"]
 
 
-def test_details_that_depend_on_the_shape(monkeypatch):
+def test_details_that_depend_on_the_shape():
     class Odd(opentta.Adapter):
         name = "odd"
 
@@ -132,9 +123,7 @@ def test_details_that_depend_on_the_shape(monkeypatch):
             return opentta.Prediction(logits, logits.sum(dim=1), {"first": logits[0], **more})
 
     plain = Maker("source")()
-    adapter, names = graphed(
-        Odd(plain.backbone, NoConfig(), seed=0, execution=plain.execution), monkeypatch
-    )
+    adapter, names = graphed(Odd(plain.backbone, NoConfig(), seed=0, execution=plain.execution))
     for images in [*batches(WARM + 1), *batches(1, size=4), *batches(1)]:
         expected = {"first", "extra"} if len(images) == 6 else {"first"}
         assert adapter(images).details.keys() == expected
@@ -146,11 +135,11 @@ def test_a_part_gives_no_gradients_recorded_or_not():
     weight = torch.ones((), requires_grad=True)
     for execution in (adapter.execution, dataclasses.replace(adapter.execution, graph=True)):
         adapter.execution = execution
-        (out,) = adapter.replayed("double", lambda x: [weight * x], torch.ones(2))
+        (out,) = adapter._part("double", lambda x: [weight * x], torch.ones(2))
         assert not out.requires_grad
 
 
-def test_gradient_mode_and_type_have_recordings_of_their_own(monkeypatch):
+def test_gradient_mode_and_type_have_recordings_of_their_own():
     made = []
 
     def record(name, part, inputs, generator):
@@ -158,8 +147,8 @@ def test_gradient_mode_and_type_have_recordings_of_their_own(monkeypatch):
         own = [t.clone() for t in inputs]
         return Tape(own, [own[0]], lambda: None)
 
-    monkeypatch.setattr(replay, "record", record)
     call = Replay()
+    call.record = record
     for dtype in (torch.float32, torch.float64):
         for grad in (True, False):
             with torch.set_grad_enabled(grad):
@@ -225,8 +214,8 @@ def test_a_recording_has_inputs_of_its_own(recording):
     assert torch.equal(tape.outputs[0], images + 1)
 
 
-def test_a_copy_has_no_recordings_of_the_original(monkeypatch):
-    adapter, names = graphed(Maker("tent")(), monkeypatch)
+def test_a_copy_has_no_recordings_of_the_original():
+    adapter, names = graphed(Maker("tent")())
     for images in batches(WARM + 1):
         adapter(images)
     twin = copy.deepcopy(adapter._replay)
@@ -234,7 +223,7 @@ def test_a_copy_has_no_recordings_of_the_original(monkeypatch):
     assert not twin._tapes and adapter._replay._tapes
 
 
-def test_only_so_many_shapes_are_recorded(monkeypatch):
+def test_only_so_many_shapes_are_recorded():
     made = []
 
     def record(name, part, inputs, generator):
@@ -242,8 +231,8 @@ def test_only_so_many_shapes_are_recorded(monkeypatch):
         own = [t.clone() for t in inputs]
         return Tape(own, [own[0]], lambda: None)
 
-    monkeypatch.setattr(replay, "record", record)
     call = Replay()
+    call.record = record
     for size in range(1, MOST + 3):
         for _ in range(WARM + 2):
             (out,) = call("double", lambda x: [x], torch.full((size,), 2.0))
@@ -265,8 +254,8 @@ def test_only_so_many_shapes_are_recorded(monkeypatch):
 )
 def test_the_tests_own_recording_refuses_what_reads_back(part):
     adapter = Maker("unient")()
-    with pytest.raises(RuntimeError, match="reads a value back"):
-        taped(adapter)("step", part, batches(1), adapter.generator)
+    with recording_on_cpu(adapter), pytest.raises(PromiseError, match="reads a value back"):
+        adapter._replay.record("step", part, batches(1), adapter.generator)
 
 
 def test_graph_is_for_a_gpu(model):

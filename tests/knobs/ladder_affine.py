@@ -1,13 +1,7 @@
 """Settings under which each field of ladder_affine matters on the tiny model."""
 
 LIVELY = {"margin": 0.7, "ood_margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5}
-NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
-    "margin": 0.0,
-    "ood_margin": 2.0,
-    "ood_quantile": 0.0,
-    "balance": 0.0,
-    "diversity": 0.0,
-}
+NOTHING_PASSES = {"margin": 0.0, "ood_margin": 2.0}
 KNOBS = {
     "lr": ({}, None, 0.1),
     "lr_token": ({}, None, 0.01),
@@ -17,11 +11,15 @@ KNOBS = {
     "momentum": ({}, 0.9, 0.0),
     "rho": ({}, 0.05, 0.5),
     "margin": ({}, 0.7, 0.3),
-    "ood_margin": ({"ood_quantile": 0.0}, 0.7, 0.3),
+    "ood_margin": ({}, 0.7, 0.3),
     "lambda1": ({}, 0.01, 1.0),
     "lambda2": ({}, 0.001, 1.0),
     "mu": ({}, 1.0, 0.0),
     "alpha": ({}, 0.3, 1.0),
+    "recover_below": ({}, 0.0, 2.0),
+    "average": ({}, 0.9, 0.1),
+    "skip_top": ({}, 3, 1),
+    "skip_blocks": ({}, (), (0,)),
     "affine": ({}, "pooled", "token"),
     "affine_blocks": ({}, "all", "lower"),
     "affine_shared": ({}, True, False),
@@ -29,24 +27,10 @@ KNOBS = {
     "start": ({}, "identity", "mean"),
     "detach_tokens": ({}, False, True),
     "detach_weights": ({}, False, True),
-    "entropy_scale": ({}, "share", "mean"),
+    "entropy_scale": ({}, "mean", "share"),
     "sim_on": ({}, "token_net", "all_blocks"),
     "sim_norm": ({}, "pairs", "patches"),
     "sim_scale": ({}, "one", "reliable"),
     "update": ({}, "split", "joint"),
     "predict_from": ({}, "first", "second"),
-    "recover_below": ({}, 0.0, 2.0),
-    "average": ({}, 0.9, 0.1),
-    "skip_top": ({}, 3, 1),
-    "skip_blocks": ({}, (), (0,)),
-    "balance": ({}, 0.0, 1.0),
-    "diversity": ({}, 0.0, 1.0),
-    "balance_average": ({}, 0.95, 0.1),
-    "temperature": ({}, 3.0, 1.0),
-    "ood_quantile": ({}, 0.8, 0.5),
-    "known_quantile": ({}, 0.5, 0.2),
-    "known_weight": ({}, 1.0, 0.0),
-    "window": ({}, 640, 9),
-    "measure": ({}, "entropy", "spread"),
-    "balance_prior": ({}, 1.0, 10.0),
 }

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from checks import batches
 
 import opentta
 from opentta.errors import ConfigError
 from opentta.methods.cotta import Cotta
 from opentta.parts.views import draw_strong, strong
+from opentta.testing import batches
 
 QUIET = {"restore": 0.0, "augment_below": 0.0}  # no draw at all
 

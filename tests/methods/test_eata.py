@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
-from checks import batches, same, weights
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
 from opentta.errors import ConfigError, SourceDataError
+from opentta.testing import batches, same, weights
 
 LIVELY = {"margin": 0.7, "redundancy": 0.9}
 

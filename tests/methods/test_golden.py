@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from checks import batches
 from makers import Maker
 
 import opentta
+from opentta.testing import batches
 
 GOLDEN = Path(__file__).parent / "golden" / "methods.json"
 BATCHES = 5

@@ -1,7 +1,4 @@
-"""The paper's method: its modules, its equations, its start, and the rules around them.
-
-What the defaults add to the paper is tested in test_beyond_the_paper.py.
-"""
+"""The paper's method: its modules, its equations, its start, and the rules around them."""
 
 import dataclasses
 import math
@@ -9,17 +6,17 @@ import math
 import pytest
 import timm
 import torch
-from checks import batches, run, same, weights
 from knobs.ladder_affine import LIVELY
-from material import tiny_vit
 from torch.nn import functional
 
 import opentta
-from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffine, LadderAffineConfig
+from opentta.methods.ladder_affine import LadderAffine, LadderAffineConfig
 from opentta.models import wrap
 from opentta.parts.affine import AttentionAffine, mean_cosine, scale_shift
 from opentta.parts.ladder import Ladder
 from opentta.parts.losses import entropy, fused_entropy
+from opentta.parts.two_heads import RATES
+from opentta.testing import batches, run, same, tiny_vit, weights
 
 
 def numbers(module):
@@ -47,7 +44,7 @@ def test_step_zero_is_the_source_model(real_vit, real_images):
     out = adapter(real_images)
     assert (out.logits - plain).abs().max() < 1e-4
     by_alpha = out.details["ood_score_by_alpha"]  # the ladder's prediction is the class token's
-    h = entropy(plain / adapter.config.temperature)
+    h = entropy(plain)
     assert torch.allclose(by_alpha, h[:, None].expand_as(by_alpha), atol=1e-4)
 
 
@@ -211,9 +208,9 @@ def reference_step(model, images, c):
     return norms, modules, logits, -(p * p.log()).sum(1)
 
 
-@pytest.mark.parametrize("lambda1", [PUBLISHED["lambda1"], LIVELY["lambda1"]])
+@pytest.mark.parametrize("lambda1", [LadderAffineConfig().lambda1, LIVELY["lambda1"]])
 def test_a_published_step_is_the_paper(lambda1, model, images):
-    fields = {**LIVELY, **PUBLISHED, "lambda1": lambda1}
+    fields = {**LIVELY, "lambda1": lambda1}
     adapter = opentta.adapt(model, "ladder_affine", **fields)
     out = adapter(images)
     norms, modules, logits, score = reference_step(model, images, adapter.config)
@@ -239,13 +236,13 @@ def test_ablation_rows(row, model, images):
     assert not same(weights(adapter), before)
     assert ("affine" in adapter.extras) == (affine != "off")
     assert ("ladder" in adapter.extras) == (ladder != "off")
-    scores, plain = outs[-1].ood_score, entropy(outs[-1].logits / adapter.config.temperature)
+    scores, plain = outs[-1].ood_score, entropy(outs[-1].logits)
     assert torch.allclose(scores, plain, atol=1e-5) == (ladder == "off")
 
 
 def test_with_both_off_it_is_sar_with_self_weighted_entropy(model):
     off = {"affine": "off", "ladder": "off", "rho": 0.0, "margin": 2.0, "recover_below": 0.0}
-    adapter = opentta.adapt(model, "ladder_affine", lr=0.01, momentum=0.0, **PUBLISHED, **off)
+    adapter = opentta.adapt(model, "ladder_affine", lr=0.01, momentum=0.0, **off)
     x = batches(1)[0]
     b = wrap(model)
     params = b.norm_parameters(skip_top=3, outer=False)
@@ -259,7 +256,7 @@ def test_with_both_off_it_is_sar_with_self_weighted_entropy(model):
 
 
 def test_an_empty_batch_of_filters_moves_nothing_not_even_similarity(model):
-    fields = {**PUBLISHED, "margin": 0.0, "ood_margin": 2.0}
+    fields = {"margin": 0.0, "ood_margin": 2.0}
     adapter = opentta.adapt(model, "ladder_affine", **fields)
     before = weights(adapter)
     run(adapter, batches(3))
@@ -282,7 +279,7 @@ def test_the_ladder_learns_only_from_batches_with_unknown_samples(model):
     adapter = opentta.adapt(model, "ladder_affine", **LIVELY)
     assert adapter(batches(1)[0]).details["unknown"].any()
     before = {n: p.clone() for n, p in adapter.extras["ladder"].named_parameters()}
-    adapter.config = dataclasses.replace(adapter.config, margin=2.0, ood_quantile=1.0)
+    adapter.config = dataclasses.replace(adapter.config, margin=2.0, ood_margin=2.0)
     norms = adapter.params[0].clone()
     assert not adapter(batches(1)[0]).details["unknown"].any()
     for name, param in adapter.extras["ladder"].named_parameters():
@@ -333,3 +330,38 @@ def test_at_the_papers_width_the_rule_gives_the_papers_rates():
         "lr_psi": 0.1,
         "lr_ladder": 1e-3,
     }
+
+
+def first_step(model, images, scale):
+    """The gradient on the norm layers in the first step, entropy alone."""
+    h = entropy(opentta.adapt(model, "ladder_affine").predict(images).logits)
+    off = {"affine": "off", "ladder": "off", "rho": 0.0, "momentum": 0.0, "recover_below": 0.0}
+    margin = h.sort().values[2:4].mean().item() / math.log(10)  # three of six below
+    adapter = opentta.adapt(
+        model, "ladder_affine", lr=1.0, margin=margin, entropy_scale=scale, **off
+    )
+    before = [p.detach().clone() for p in adapter.params]
+    assert adapter(images).details["reliable"].sum() == 3
+    return torch.cat([(q - p).flatten() for p, q in zip(adapter.params, before, strict=True)])
+
+
+@pytest.mark.parametrize("scale, factor", [("share", 0.5), ("sum", 3.0)])
+def test_the_entropy_loss_is_scaled_by_the_reliable_samples(scale, factor, model, images):
+    """Half of the batch reliable: "share" halves the gradient, "sum" is three samples' worth."""
+    mean, scaled = (first_step(model, images, s) for s in ("mean", scale))
+    assert mean.norm() > 1e-3
+    assert torch.allclose(scaled, factor * mean, rtol=1e-3, atol=1e-6)
+
+
+def unknown_share(model, **fields):
+    still = dict.fromkeys(RATES, 0.0)
+    outs = run(opentta.adapt(model, "ladder_affine", **still, **fields), batches(12))
+    return torch.cat([o.details["unknown"] for o in outs]).float().mean().item()
+
+
+def test_a_fixed_threshold_calls_many_more_unknown_when_every_entropy_rises(model):
+    flat = tiny_vit()
+    with torch.no_grad():
+        flat.head.weight.mul_(0.5)
+        flat.head.bias.mul_(0.5)
+    assert unknown_share(flat) > 0.3 + unknown_share(model)

@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from checks import batches, equal_runs, run, same, weights
 from makers import Maker, knobs
 
 import opentta
 from opentta import registry
+from opentta.testing import batches, equal_runs, run, same, weights
 
 FIELDS = [
     (name, field.name)

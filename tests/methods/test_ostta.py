@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from checks import batches
 from torch import nn
 
 import opentta
 from opentta.errors import ConfigError
+from opentta.testing import batches
 
 
 def plain(model, x):

@@ -5,13 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from checks import batches, same, weights
 from torch.distributions import MultivariateNormal, kl_divergence
 from torch.nn import functional
 
 import opentta
 from opentta.errors import ConfigError, SourceDataError
 from opentta.parts.mixture import split_threshold
+from opentta.testing import batches, same, weights
 
 SOURCE = batches(6, size=8, seed=9)
 

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from checks import batches
 
 import opentta
 from opentta.errors import ConfigError
 from opentta.methods.rotta import Rotta
 from opentta.parts.views import draw_strong, strong
+from opentta.testing import batches
 
 
 def plain(model, x):

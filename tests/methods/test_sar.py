@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from checks import batches
 from torch import nn
 
 import opentta
+from opentta.testing import batches
 
 
 def plain(model, x):

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from checks import batches
 
 import opentta
 from opentta.errors import ConfigError, ShapeError
 from opentta.methods.sotta import Sotta
+from opentta.testing import batches
 
 
 def plain(model, x):
@@ -186,7 +186,7 @@ def test_reset_empties_the_memory(model, images):
 
 
 def test_images_of_another_size_are_refused_and_change_nothing():
-    from material import tiny_vit
+    from opentta.testing import tiny_vit
 
     adapter = adapt(tiny_vit(dynamic_img_size=True), threshold=0.0)
     adapter(batches(1)[0])

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from checks import batches, equal_runs, run
 
 import opentta
 from opentta.errors import ConfigError
 from opentta.methods.stamp import Stamp
+from opentta.testing import batches, equal_runs, run
 
 
 def plain(model, x):

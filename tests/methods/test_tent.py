@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from checks import batches
 from torch import nn
 
 import opentta
+from opentta.testing import batches
 
 
 def plain(model, x):

@@ -5,7 +5,6 @@ import functools
 
 import pytest
 import torch
-from checks import batches
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import nn
@@ -15,6 +14,7 @@ import opentta
 import opentta.parts.mixture
 from opentta.errors import ConfigError
 from opentta.parts.mixture import low_posterior, unit_range
+from opentta.testing import batches
 
 
 def plain(model, x):

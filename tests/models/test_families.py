@@ -3,11 +3,11 @@
 import pytest
 import timm
 import torch
-from material import tiny_vit
 from models_under_test import hugging_face_vit, torchvision_vit
 
 import opentta
 from opentta.models import wrap
+from opentta.testing import tiny_vit
 
 FAMILIES = {
     "timm": tiny_vit,

@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
-from material import tiny_vit
 from models_under_test import hugging_face_vit, torchvision_vit
 
 import opentta
 from opentta.errors import UnsupportedModelError
 from opentta.models import wrap
+from opentta.testing import tiny_vit
 
 FAMILIES = {
     "timm": tiny_vit,

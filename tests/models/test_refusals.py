@@ -3,7 +3,6 @@
 import pytest
 import timm
 import torch
-from material import tiny_vit
 from models_under_test import hugging_face_vit, torchvision_vit
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 from torch.nn.utils import prune
@@ -18,6 +17,7 @@ from opentta.errors import (
     UnsupportedModelError,
 )
 from opentta.models import wrap
+from opentta.testing import tiny_vit
 
 
 @pytest.mark.parametrize(

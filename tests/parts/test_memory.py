@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import opentta
-from opentta.config import check_range
-from opentta.errors import ConfigError, ShapeError, StateError
+from opentta.errors import ShapeError, StateError
 from opentta.parts.memory import Cstu, Hus, Rbm, portions
 from opentta.parts.teacher import WeightCopy
 
@@ -268,14 +267,6 @@ def test_portions_cut_where_the_count_is_full():
     ]
     assert list(portions(3, 2, 4)) == [(slice(0, 1), True), (slice(1, 2), False)]
     assert list(portions(7, 5, 0)) == [(slice(0, 5), True)]
-
-
-def test_a_range_is_named_in_the_error():
-    config = type("Config", (), {"capacity": 0, "share": float("nan")})
-    with pytest.raises(ConfigError, match=r"stamp\.capacity: .* at least 1, got 0"):
-        check_range("stamp", config, 1, float("inf"), "capacity")
-    with pytest.raises(ConfigError, match=r"0 to 1, got nan"):
-        check_range("stamp", config, 0, 1, "share")
 
 
 def test_a_weight_copy_is_another_model_in_the_same_network(model, images):

@@ -1,13 +1,13 @@
-"""The lean of predictions towards some classes, and what ladder_affine does about it."""
+"""The lean of predictions towards some classes, and what steady does about it."""
 
 import math
 
 import pytest
 import torch
-from material import tiny_vit
 
 import opentta
 from opentta.parts.prior import ClassPrior
+from opentta.testing import tiny_vit
 
 CPU = torch.device("cpu")
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -84,15 +84,15 @@ def leaning_vit():
 
 def test_without_balance_the_answers_are_the_networks_own(images):
     off = {"balance": 0.0, "diversity": 0.0}
-    plain = opentta.adapt(leaning_vit(), "ladder_affine", **off)
-    counted = opentta.adapt(leaning_vit(), "ladder_affine", balance_average=0.5, **off)
+    plain = opentta.adapt(leaning_vit(), "steady", **off)
+    counted = opentta.adapt(leaning_vit(), "steady", balance_average=0.5, **off)
     for _ in range(3):
         assert torch.equal(plain(images).logits, counted(images).logits)
     assert not plain.state.prior.counts.any()
 
 
 def test_balance_takes_the_lean_off_the_logits(images):
-    adapter = opentta.adapt(leaning_vit(), "ladder_affine", balance=1.0, lr=0.0, affine="off")
+    adapter = opentta.adapt(leaning_vit(), "steady", balance=1.0, lr=0.0, affine="off")
     raw = opentta.adapt(leaning_vit(), "source")(images).logits
     assert torch.allclose(adapter(images).logits, raw, atol=1e-6)  # nothing is known yet
     for _ in range(60):
@@ -107,7 +107,7 @@ def test_diversity_holds_the_favoured_class_back(images):
     fields["balance"] = 0.0  # it would hide what the network itself does
     share = {}
     for weight in (0.0, 5.0):
-        adapter = opentta.adapt(leaning_vit(), "ladder_affine", diversity=weight, **fields)
+        adapter = opentta.adapt(leaning_vit(), "steady", diversity=weight, **fields)
         for _ in range(20):
             adapter(images)
         share[weight] = adapter.predict(images).logits.softmax(dim=1)[:, 0].mean()
@@ -115,7 +115,7 @@ def test_diversity_holds_the_favoured_class_back(images):
 
 
 def test_reset_forgets_the_lean(images):
-    adapter = opentta.adapt(leaning_vit(), "ladder_affine", balance=1.0)
+    adapter = opentta.adapt(leaning_vit(), "steady", balance=1.0)
     first = adapter(images).logits
     adapter.reset()
     assert not adapter.state.prior.counts.any()

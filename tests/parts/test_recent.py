@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from checks import batches, equal_runs, run, same, weights
-from material import tiny_vit
 
 import opentta
 from opentta.parts.recent import Recent
+from opentta.testing import batches, equal_runs, run, same, tiny_vit, weights
 
 CPU = torch.device("cpu")
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -70,7 +69,7 @@ def test_the_window_keeps_values_not_their_history():
 
 def adapter():
     fields = {"window": 16, "margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05}
-    return opentta.adapt(tiny_vit(), "ladder_affine", **fields)
+    return opentta.adapt(tiny_vit(), "steady", **fields)
 
 
 def test_a_saved_window_goes_on_bit_for_bit():

@@ -38,7 +38,7 @@ def on_device(part: Callable[Concatenate[Any, P], Out]) -> Callable[Concatenate[
     """
 
     @wraps(part)
-    def call(self: Any, *inputs: P.args, **none: P.kwargs) -> Out:
+    def call(self: Any, /, *inputs: P.args, **none: P.kwargs) -> Out:
         out: Out = self._part(part.__name__.lstrip("_"), partial(part, self), *inputs)
         return out
 

@@ -109,7 +109,7 @@ class LadderAffine(Adapter):
         """Two passes, the modules, and a third forward where the answer comes after the update."""
         affine = {"off": 0.0, "pooled": 0.4, "token": 3.0}[config.affine]
         third = config.predict_from == "post"
-        return 2 * (1 + BACKWARD) + affine + 0.1 * (config.ladder != "off") + third
+        return float(2 * (1 + BACKWARD) + affine + 0.1 * (config.ladder != "off") + third)
 
     @classmethod
     def resolve(cls, config: LadderAffineConfig, backbone: Backbone) -> LadderAffineConfig:
@@ -215,7 +215,7 @@ class LadderAffine(Adapter):
         return loss * (mask.sum() if self.config.entropy_scale == "sum" else mask.float().mean())
 
     def _similarity(self, seen: Pass) -> Tensor:
-        """L_sim, Eqn. 9: a mean over pairs, or with the printed 1 / P instead of 1 / (P (P - 1))."""
+        """L_sim, Eqn. 9: the mean over pairs; as printed, 1 / P in the place of 1 / (P (P - 1))."""
         printed = self.config.sim_norm == "patches"
         return seen.similarity * (seen.patches - 1) if printed else seen.similarity
 

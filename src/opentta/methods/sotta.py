@@ -84,7 +84,7 @@ class Sotta(Adapter):
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:
         """One forward, and two passes on the memory."""
-        return 1 + 2 * (1 + BACKWARD) * config.capacity / batch_size
+        return float(1 + 2 * (1 + BACKWARD) * config.capacity / batch_size)
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The norm layers below the top blocks."""

@@ -86,7 +86,8 @@ class Stamp(Adapter):
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:
         """A forward per view, and two passes on the memory."""
-        return 0.85 * config.views + 2 * (1 + BACKWARD) * config.capacity / batch_size
+        memory = config.capacity / batch_size
+        return float(0.85 * config.views + 2 * (1 + BACKWARD) * memory)
 
     def build(self) -> None:
         """The source model, where predictions are compared with it."""
@@ -146,7 +147,8 @@ class Stamp(Adapter):
 
     @on_device
     def _logits(self, images: Tensor) -> Tensor:
-        return self.backbone(images)
+        logits: Tensor = self.backbone(images)
+        return logits
 
     def _rehearse(self, images: Tensor) -> None:
         """One sharpness-aware step on the memory, at the rate of the schedule."""

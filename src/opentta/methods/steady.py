@@ -126,7 +126,7 @@ class Steady(Adapter):
     def cost(cls, config: Any, batch_size: int) -> float:
         """Two passes and the modules."""
         modules = 0.4 * (config.affine != "off") + 0.1 * (config.ladder != "off")
-        return 2 * (1 + BACKWARD) + modules
+        return float(2 * (1 + BACKWARD) + modules)
 
     @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:

@@ -59,26 +59,6 @@ def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> T
     return ((weight.detach() if detach else weight) * h).sum()
 
 
-def spread(logits: Tensor) -> Tensor:
-    """(mean_c (l_c - mean l)^4)^(1/4): how far the logits stand apart, (B, C) -> (B,).
-
-    High where a class stands out. Entropy at a high temperature is the same with a square; the
-    fourth power lets the largest logits count alike with eight classes and with a thousand.
-
-    Example:
-        >>> spread(torch.tensor([[1.0, -1.0], [3.0, -3.0]]))
-        tensor([1., 3.])
-    """
-    apart = wide(logits)
-    apart = apart - apart.mean(dim=1, keepdim=True)
-    return apart.pow(4).mean(dim=1).clamp_min(1e-12).pow(0.25)
-
-
-def ood_loss(h_ood: Tensor, mask: Tensor) -> Tensor:
-    """L_OOD = -mean over masked samples of the OOD branch's entropy; (B,), (B,) bool -> ()."""
-    return -masked_mean(h_ood, mask)
-
-
 def fused_entropy(logits: Tensor, ood_logits: Tensor, alpha: float | Tensor) -> Tensor:
     """H(alpha p_cls + (1 - alpha) p_ood), Eqns. 5 and 6: two (B, C) -> (B,).
 

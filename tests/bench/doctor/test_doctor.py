@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from material import tiny_vit
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -20,6 +19,7 @@ from opentta.bench.store.results import Record, Store
 from opentta.cli.doctor import Doctor, make_table
 from opentta.datasets import imagenet_wnids
 from opentta.datasets.corruptions import CORRUPTIONS
+from opentta.testing import tiny_vit
 
 PAPER = "vit_base_patch16_224.augreg_in21k_ft_in1k"
 

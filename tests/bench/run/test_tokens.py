@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from material import tiny_vit
 
 import opentta
 from opentta.bench.run.runner import run_cell
 from opentta.bench.run.tokens import LAST, Tail, class_tokens, flatten_tokens
 from opentta.errors import ConfigError, DataError
+from opentta.testing import tiny_vit
 from opentta.types import Batch
 
 

@@ -8,7 +8,6 @@ import huggingface_hub
 import pytest
 import timm
 import torch
-from material import tiny_vit
 from safetensors.torch import load_file, save_file
 
 from opentta.bench.plan.backbones import (
@@ -24,6 +23,7 @@ from opentta.bench.run import weights as module
 from opentta.bench.run.weights import NOT_LOOKED_UP, find_weights, load_model, remarks
 from opentta.datasets.preprocess import PAPER
 from opentta.errors import ConfigError, DataError, UnknownNameError
+from opentta.testing import tiny_vit
 
 SMALL = "test_vit.r160_in1k"  # timm's smallest
 

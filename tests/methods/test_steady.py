@@ -1,55 +1,28 @@
-"""What ladder_affine's defaults add to the paper, and the fields that take it away again."""
+"""Steady: its whole step against one written a second time, and each rule by itself."""
 
 import math
 
 import pytest
 import torch
-from checks import batches, run
-from knobs.ladder_affine import LIVELY
-from material import tiny_vit
+from knobs.steady import LIVELY
 from torch.nn import functional
 
 import opentta
-from opentta.bench.plan.presets import load_preset, presets
 from opentta.errors import ConfigError
-from opentta.methods.ladder_affine import PUBLISHED, RATES, LadderAffineConfig
+from opentta.methods.steady import SteadyConfig
 from opentta.models import wrap
 from opentta.parts.affine import AttentionAffine
 from opentta.parts.ladder import Ladder
-from opentta.parts.losses import entropy, fused_entropy, spread
+from opentta.parts.losses import entropy, fused_entropy
+from opentta.parts.two_heads import RATES
+from opentta.testing import batches, run, tiny_vit
 
 STILL = dict.fromkeys(RATES, 0.0)  # no module and no norm layer moves
 UNBALANCED = {"balance": 0.0, "diversity": 0.0}
 
 
 def make(model=None, **fields):
-    return opentta.adapt(tiny_vit() if model is None else model, "ladder_affine", **fields)
-
-
-# The paper's own method -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("field", [name for name in PUBLISHED if name != "measure"])
-def test_every_published_field_differs_from_the_default(field):
-    assert getattr(LadderAffineConfig(), field) != PUBLISHED[field]
-
-
-def test_a_measure_that_a_preset_chooses_does_not_reach_the_published_rows():
-    assert PUBLISHED["measure"] == LadderAffineConfig().measure == "entropy"
-
-
-def test_the_papers_presets_state_exactly_the_published_fields():
-    stated = load_preset("table1").fields["ladder_affine"]
-    everywhere = {name: v for name, v in stated.items() if not isinstance(v, dict)}
-    assert everywhere == dict(PUBLISHED)
-
-
-def test_a_row_called_published_is_the_published_method():
-    loaded = [load_preset(name) for name in presets()]
-    rows = [v for preset in loaded for v in preset.variant if v.name == "published"]
-    assert rows
-    for row in rows:
-        assert LadderAffineConfig(**row.fields) == LadderAffineConfig(**PUBLISHED)
+    return opentta.adapt(tiny_vit() if model is None else model, "steady", **fields)
 
 
 # The whole step ---------------------------------------------------------------------------
@@ -60,16 +33,8 @@ def h_of(logits):
     return -(p * p.log()).sum(1)
 
 
-def doubt_of(logits, c):
-    if c.measure == "entropy":
-        return h_of(logits / c.temperature)
-    apart = logits - logits.mean(1, keepdim=True)
-    return -torch.linalg.vector_norm(apart, ord=4, dim=1) / logits.shape[1] ** 0.25
-
-
-def weighted(h, detach):
-    w = torch.softmax(-h, 0)
-    return ((w.detach() if detach else w) * h).sum()
+def weighted(h):
+    return (torch.softmax(-h, 0).detach() * h).sum()
 
 
 class Reference:
@@ -125,10 +90,10 @@ class Reference:
     def loss(self, raw, h, ood, reliable, unknown, known, weight):
         c, loss = self.c, raw.sum() * 0
         if reliable.any():
-            loss = loss + weighted(h[reliable], c.detach_weights) * int(reliable.sum()) / len(h)
+            loss = loss + weighted(h[reliable]) * int(reliable.sum()) / len(h)
             loss = loss + c.diversity * (raw.softmax(1) * self.lean()).sum(1).mean()
         if unknown.any():
-            doubt = doubt_of(ood, c)
+            doubt = h_of(ood / c.temperature)
             loss = loss - weight * doubt[unknown].mean()
             if known.any():
                 loss = loss + weight * c.known_weight * doubt[known].mean()
@@ -140,7 +105,7 @@ class Reference:
         for p in self.params:
             p.grad = None
         raw, logits, ood, features = self.forward(images)
-        h, doubt = h_of(logits), doubt_of(logits, c).detach()
+        h, doubt = h_of(logits), h_of(logits / c.temperature).detach()
         self.past = (self.past + doubt.tolist())[-c.window :]
         stream = torch.tensor(self.past)
         reliable = h < limit
@@ -175,9 +140,6 @@ class Reference:
         seen = raw.detach().softmax(1).sum(0).tolist()
         keep = c.balance_average ** (len(images) / 32)
         self.counts = [keep * n + s for n, s in zip(self.counts, seen, strict=True)]
-        if c.measure == "spread":
-            score = c.alpha * doubt_of(logits, c) + (1 - c.alpha) * doubt_of(ood, c)
-            return logits.detach(), score.detach()
         p = c.alpha * (logits / c.temperature).softmax(1)
         p = p + (1 - c.alpha) * (ood / c.temperature).softmax(1)
         return logits.detach(), -(p * p.log()).sum(1).detach()
@@ -189,10 +151,9 @@ class Reference:
         {},
         {"window": 9, "lambda2": 0.5},
         {"window": 9, "margin": 0.0},
-        {"measure": "spread"},
         {"balance_prior": 5.0},
     ],
-    ids=["default", "small window, strong second pass", "none reliable", "spread", "prior"],
+    ids=["default", "small window, strong second pass", "none reliable", "prior"],
 )
 def test_a_default_step_is_what_the_fields_say(changes, model):
     """Counts and window reach over batches, so there are four; a small window drops values."""
@@ -218,9 +179,11 @@ def test_a_default_step_is_what_the_fields_say(changes, model):
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_the_score_is_the_fused_entropy_of_the_tempered_logits(temperature, model, images):
-    """With a ladder that starts as the mean of the class tokens, so that it says its own."""
-    adapter = make(model, start="mean", temperature=temperature, **STILL)
+    """With a ladder that is the mean of the class tokens, so that it says its own."""
+    adapter = make(model, temperature=temperature, **STILL)
     b = wrap(model)
+    mean = Ladder(b.dim, b.depth, start="mean", generator=torch.Generator())
+    adapter.extras["ladder"].load_state_dict(mean.state_dict())
     with torch.no_grad():
         trace = b.trace(images)
         ood = b.classify(torch.stack(trace.class_tokens).mean(0))
@@ -233,29 +196,6 @@ def test_the_score_is_the_fused_entropy_of_the_tempered_logits(temperature, mode
     by_alpha = out.details["ood_score_by_alpha"]
     assert torch.allclose(by_alpha[:, 0], entropy(other), atol=1e-5)
     assert torch.allclose(by_alpha[:, 10], entropy(cool), atol=1e-5)
-
-
-def test_the_score_may_be_how_little_the_logits_stand_apart(model, images):
-    adapter = make(model, start="mean", measure="spread", alpha=0.25, **STILL)
-    b = wrap(model)
-    with torch.no_grad():
-        trace = b.trace(images)
-        ood = b.classify(torch.stack(trace.class_tokens).mean(0))
-    out = adapter(images)
-    expected = 0.25 * spread(trace.logits) + 0.75 * spread(ood)
-    assert torch.allclose(out.ood_score, -expected, atol=1e-5)
-    by_alpha = out.details["ood_score_by_alpha"]
-    assert by_alpha.shape == (6, 11)
-    assert torch.allclose(by_alpha[:, 0], -spread(ood), atol=1e-5)
-    assert torch.allclose(by_alpha[:, 10], -spread(trace.logits), atol=1e-5)
-
-
-def test_the_spread_grows_with_the_logits_and_sees_no_shift():
-    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(spread(3 * logits + 5), 3 * spread(logits), atol=1e-5)
-    flat = torch.zeros(1, 7, requires_grad=True)
-    (grad,) = torch.autograd.grad(spread(flat).sum(), flat)
-    assert torch.equal(grad, torch.zeros(1, 7))  # nothing stands out: no direction, and no NaN
 
 
 def test_temperature_changes_scores_but_no_class(model, images):
@@ -283,13 +223,8 @@ def unknown_share(model, **fields):
 
 def test_a_quantile_calls_as_many_unknown_when_every_entropy_rises():
     sure, unsure = unknown_share(tiny_vit()), unknown_share(flat_vit())
-    assert sure == pytest.approx(1 - LadderAffineConfig().ood_quantile, abs=0.1)
+    assert sure == pytest.approx(1 - SteadyConfig().ood_quantile, abs=0.1)
     assert unsure == pytest.approx(sure, abs=0.1)
-
-
-def test_a_fixed_threshold_calls_many_more_unknown_when_every_entropy_rises():
-    fixed = {"ood_quantile": 0.0, "ood_margin": 0.5}
-    assert unknown_share(flat_vit(), **fixed) > 0.3 + unknown_share(tiny_vit(), **fixed)
 
 
 def test_unknown_samples_lie_above_the_quantile_of_all_so_far_this_batch_included(model):
@@ -317,7 +252,7 @@ def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
 def test_known_samples_make_the_ladder_surer_of_them(model, images):
     """The class token stands still, so the same samples are known throughout."""
     fields = {**STILL, **UNBALANCED, "lr_psi": 0.05, "lr_ladder": 0.01, "affine": "off"}
-    h = entropy(make(model).predict(images).logits / LadderAffineConfig().temperature)
+    h = entropy(make(model).predict(images).logits / SteadyConfig().temperature)
     known = h < h.median()
     assert known.any()
     after = {}
@@ -329,23 +264,25 @@ def test_known_samples_make_the_ladder_surer_of_them(model, images):
     assert after[1.0] < h[known].mean()
 
 
-def first_step(model, images, scale):
+def first_step(model, images, margin):
     """The gradient on the norm layers in the first step, entropy alone."""
-    h = entropy(make(model).predict(images).logits)
     off = {"affine": "off", "ladder": "off", "rho": 0.0, "momentum": 0.0, "recover_below": 0.0}
-    margin = h.sort().values[2:4].mean().item() / math.log(10)  # three of six below
-    adapter = make(model, lr=1.0, margin=margin, entropy_scale=scale, **off, **UNBALANCED)
+    adapter = make(model, lr=1.0, margin=margin, **off, **UNBALANCED)
     before = [p.detach().clone() for p in adapter.params]
-    assert adapter(images).details["reliable"].sum() == 3
-    return torch.cat([(q - p).flatten() for p, q in zip(adapter.params, before, strict=True)])
+    out = adapter(images)
+    moved = torch.cat([(q - p).flatten() for p, q in zip(adapter.params, before, strict=True)])
+    return moved, out.details["reliable"]
 
 
-@pytest.mark.parametrize("scale, factor", [("share", 0.5), ("sum", 3.0)])
-def test_the_entropy_loss_is_scaled_by_the_reliable_samples(scale, factor, model, images):
-    """Half of the batch reliable: "share" halves the gradient, "sum" is three samples' worth."""
-    mean, scaled = (first_step(model, images, s) for s in ("mean", scale))
-    assert mean.norm() > 1e-3
-    assert torch.allclose(scaled, factor * mean, rtol=1e-3, atol=1e-6)
+def test_a_batch_counts_by_its_share_of_reliable_samples(model, images):
+    """The surest three of six alone, and the same three beside three that are not reliable."""
+    h = entropy(make(model).predict(images).logits)
+    margin = h.sort().values[2:4].mean().item() / math.log(10)
+    mixed, reliable = first_step(model, images, margin)
+    assert reliable.sum() == 3
+    alone, _ = first_step(model, images[reliable], margin)
+    assert alone.norm() > 1e-3
+    assert torch.allclose(mixed, 0.5 * alone, rtol=1e-3, atol=1e-6)
 
 
 # Bad values -------------------------------------------------------------------------------
@@ -363,11 +300,10 @@ def test_the_entropy_loss_is_scaled_by_the_reliable_samples(scale, factor, model
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):
-    with pytest.raises(ConfigError, match=rf"ladder_affine\.{field}: expected .*{value}"):
+    with pytest.raises(ConfigError, match=rf"steady\.{field}: expected .*{value}"):
         make(**{field: value})
 
 
 def test_no_sample_can_be_known_and_unknown():
     with pytest.raises(ConfigError, match="known_quantile: expected at most ood_quantile"):
-        LadderAffineConfig(ood_quantile=0.2, known_quantile=0.9)
-    LadderAffineConfig(ood_quantile=0.0, known_quantile=0.9)  # not in use
+        SteadyConfig(ood_quantile=0.2, known_quantile=0.9)

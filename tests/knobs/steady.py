@@ -1,0 +1,37 @@
+"""Settings under which each field of steady matters on the tiny model."""
+
+LIVELY = {"margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5}
+NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
+    "margin": 0.0,
+    "ladder": "off",
+    "balance": 0.0,
+    "diversity": 0.0,
+}
+KNOBS = {
+    "lr": ({}, None, 0.1),
+    "lr_token": ({}, None, 0.01),
+    "lr_affine": ({}, None, 0.1),
+    "lr_psi": ({}, None, 0.5),
+    "lr_ladder": ({}, None, 0.1),
+    "momentum": ({}, 0.9, 0.0),
+    "rho": ({}, 0.05, 0.5),
+    "margin": ({}, 0.7, 0.3),
+    "lambda1": ({}, 0.01, 1.0),
+    "lambda2": ({}, 0.001, 1.0),
+    "mu": ({}, 1.0, 0.0),
+    "alpha": ({}, 0.3, 1.0),
+    "affine": ({}, "pooled", "off"),
+    "ladder": ({}, "dense", "off"),
+    "recover_below": ({}, 0.0, 2.0),
+    "average": ({}, 0.9, 0.1),
+    "skip_top": ({}, 3, 1),
+    "balance": ({}, 0.0, 1.0),
+    "diversity": ({}, 0.0, 1.0),
+    "balance_average": ({}, 0.95, 0.1),
+    "balance_prior": ({}, 1.0, 10.0),
+    "temperature": ({}, 3.0, 1.0),
+    "ood_quantile": ({}, 0.8, 0.5),
+    "known_quantile": ({}, 0.5, 0.2),
+    "known_weight": ({}, 1.0, 0.0),
+    "window": ({}, 640, 9),
+}
