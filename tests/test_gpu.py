@@ -127,6 +127,33 @@ def test_a_bfloat16_model_stays_one_and_learns_in_float32(method, graph, batch):
     assert all(p.dtype == torch.float32 for p in adapter.params)
 
 
+@pytest.mark.parametrize("method", opentta.methods())
+def test_an_adapter_moves_to_the_device_and_back(method, batch):
+    lively = getattr(knobs(method), "LIVELY", {})
+    adapter = opentta.adapt(tiny_vit(), method, **lively)
+    if adapter.needs_source:
+        adapter.fit_source([batch.cpu()])
+    adapter(batch.cpu())
+    there = weights(adapter)
+    start = opentta.adapt(tiny_vit(), method, **lively).state_dict()
+    assert adapter.to("cuda").backbone.device.type == "cuda"
+    here = weights(adapter)
+    kept = [n for n in there if n != "generator"]  # which draws otherwise on a GPU
+    assert same({n: here[n].cpu() for n in kept}, {n: there[n] for n in kept})
+    assert torch.isfinite(adapter(batch).ood_score).all()
+    adapter.to("cpu").reset()
+    back = weights(adapter)
+    assert all(torch.equal(back[n], start[n]) for n in back if n.startswith(("model.", "extra.")))
+
+
+def test_options_for_a_gpu_forbid_the_way_back(batch):
+    adapter = build("tent", graph=True)
+    adapter(batch)
+    with pytest.raises(ConfigError, match="graph=True is for a GPU"):
+        adapter.to("cpu")
+    adapter(batch)
+
+
 @pytest.fixture
 def repeatable(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,7 +1,10 @@
 """Bad images and bad states: each its own message, and the adapter stays as it was."""
 
+import re
+
 import pytest
 import torch
+from makers import Maker
 
 import opentta
 from opentta.errors import (
@@ -133,6 +136,58 @@ def test_a_damaged_state_changes_nothing(spoil, message, model, images):
     with pytest.raises(StateError, match=message):
         other.load_state_dict(spoil(saved.state_dict()))
     assert same(weights(other), before)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    "method, entry",
+    [
+        ("tent", "model.blocks.1.norm1.weight"),
+        ("tent", "state.optimizer.moment.3"),
+        ("ladder_affine", "extra.ladder.weight"),
+        ("ladder_affine", "state.prior.counts"),
+        ("cotta", "state.teacher.model.head.weight"),
+        ("rotta", "state.memory.images"),
+        ("rotta", "state.memory.uncertainties"),
+        ("owttt", "source.mean"),
+    ],
+)
+def test_a_state_that_is_not_finite_changes_nothing(method, entry, value):
+    make = Maker(method)
+    saved, other = make(), make()
+    run(saved, batches(2))
+    state, before = saved.state_dict(), weights(other)
+    state[entry].flatten()[-1:] = value
+    with pytest.raises(StateError, match=rf"{re.escape(entry)} has NaN or infinite numbers"):
+        other.load_state_dict(state)
+    assert same(weights(other), before)
+
+
+@pytest.mark.parametrize("method", ["sar", "eata", "ladder_affine", "owttt"])
+def test_nan_that_stands_for_nothing_yet_is_loaded(method):
+    make = Maker(method)
+    state = make().state_dict()
+    assert any(t.is_floating_point() and t.isnan().any() for t in state.values())
+    other = make()
+    run(other, batches(2))
+    other.load_state_dict(state)
+    assert same(weights(other), weights(make()))
+
+
+@pytest.mark.parametrize("call", ["adapt", "predict"])
+def test_images_divided_by_255_twice_are_told_once(call, model, images):
+    adapter = opentta.adapt(model, "tent")
+    ask = adapter if call == "adapt" else adapter.predict
+    with pytest.warns(UserWarning, match=r"largest is 0\.0039.*divided by 255 twice") as caught:
+        ask(images / 255)
+    assert caught[0].filename == __file__
+    ask(images / 255)  # warnings are errors here
+
+
+def test_a_black_batch_or_a_dark_image_is_no_reason_to_warn(model, images):
+    adapter = opentta.adapt(model, "tent")
+    adapter(torch.zeros_like(images))
+    adapter(torch.cat([images[:1], images[1:] / 255]))
 
 
 def test_a_saved_state_is_a_copy(model):

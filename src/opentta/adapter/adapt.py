@@ -9,6 +9,7 @@ from torch import nn
 
 from opentta import registry
 from opentta.adapter.base import Adapter
+from opentta.adapter.place import refuse_gpu_options
 from opentta.config import Execution, make_config
 from opentta.errors import ConfigError
 from opentta.models.normalization import Normalization
@@ -29,7 +30,9 @@ def adapt(
     ``normalization``: "auto" reads the mean and std that a timm model carries; else "imagenet",
     "half" or (mean, std). ``classes``: indices of the classes to answer with; logits are then
     (B, len(classes)) in that order. ``fields`` override the method's config, or the execution
-    options (``strict``, ``precision``, ``view_chunk``, ``graph``). The model itself is not changed.
+    options (``strict``, ``precision``, ``view_chunk``, ``graph``). The model itself is not changed;
+    the adapter lies where it lies (``adapter.to(device)`` moves it) and computes in its type. A
+    ``torch.autocast`` of the caller has no effect on that.
 
     Example:
         >>> import timm, torch, opentta
@@ -55,18 +58,5 @@ def adapt(
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)
-        _refuse_gpu_options(execution, backbone.device)
+        refuse_gpu_options(execution, backbone.device)
         return cls(backbone, config, seed=seed, execution=execution)
-
-
-def _refuse_gpu_options(execution: Execution, device: torch.device) -> None:
-    """Options that mean nothing where the model lies."""
-    refused = {"precision": device.type == "cpu", "graph": device.type != "cuda"}
-    plain = Execution()
-    for name, here in refused.items():
-        value = getattr(execution, name)
-        if here and value != getattr(plain, name):
-            raise ConfigError(
-                f"{name}={value!r} is for a GPU, but the model lies on {device}; "
-                "leave it out, or move the model first with model.to('cuda')"
-            )

@@ -5,23 +5,30 @@ the stream is the declared parameters and one state object; what comes out is a 
 """
 
 import copy
-import dataclasses
 import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, final
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.images import bad_images, check_form, check_values
+from opentta.adapter.images import (
+    bad_images,
+    check_form,
+    check_values,
+    finished,
+    source_images,
+)
+from opentta.adapter.place import device_of, refuse_gpu_options
 from opentta.adapter.recording import Part, Replay, detached
 from opentta.adapter.snapshot import Snapshot, flatten, restore
+from opentta.adapter.words import Told, describe
 from opentta.config import Execution
-from opentta.errors import DtypeError, ImageValueError, NothingToAdaptError, SourceDataError
+from opentta.errors import ImageValueError, NothingToAdaptError, SourceDataError
 from opentta.models.backbone import Backbone
 from opentta.parts.losses import entropy
 from opentta.parts.optim import Adam, Sgd, assign
@@ -81,6 +88,8 @@ class Adapter(ABC):
 
     Threads may share an adapter: its public calls wait for each other, so that every answer and
     every saved state is of one whole version. ``adapter.backbone`` itself is not guarded.
+
+    ``params`` of a model in bfloat16 or float16 are float32, and the network runs under autocast.
     """
 
     name: ClassVar[str] = ""  # given by @register
@@ -102,11 +111,12 @@ class Adapter(ABC):
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         self._lock = threading.RLock()
+        self._told = Told()
         self._begin()
 
     def _begin(self) -> None:
         """All that stands around the backbone, which is the source model now, where it lies."""
-        backbone, device = self.backbone, self.backbone.device
+        backbone, device = self.backbone.requires_grad_(False), self.backbone.device
         self.extras = nn.ModuleDict()  # modules that the method adds to the network
         self.generator = torch.Generator(device=device).manual_seed(self._seed)
         self._replay = Replay(self.generator)
@@ -178,7 +188,8 @@ class Adapter(ABC):
                 "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
             )
         if not self._screens:
-            check_values(images)
+            self._told.dim(check_values(images))
+        self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             if self.execution.graph and not self.synchronises:
                 return Prediction(*self._replay("step", self._recordable, images))
@@ -190,10 +201,11 @@ class Adapter(ABC):
         """Predict only: nothing changes, generators included. Images as in a call."""
         self.check()
         check_form(images, self.backbone)
-        check_values(images)
+        self._told.dim(check_values(images))
+        self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.no_grad(), self._precision():
             out = self._answered(images)
-        return _finished(out, None)
+        return finished(out, None)
 
     @final
     @in_turn
@@ -223,15 +235,42 @@ class Adapter(ABC):
     @in_turn
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
+        self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision(source=True):
             now = {name: t.detach().clone() for name, t in flatten(self).items()}
             restore(self, self._snapshot.initial)  # source data is for the source model
             try:
-                learned = self.fit(_images_of(loader, self.backbone))
+                learned = self.fit(source_images(loader, self.backbone))
             finally:
                 restore(self, now)
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
             self._replay.forget()
+
+    @final
+    @in_turn
+    def to(
+        self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Move all of it to ``device`` and go on there; the adapter itself comes back.
+
+        Random numbers are other ones on another kind of device: they then start from the seed.
+        """
+        target = device_of(device, dtype)
+        refuse_gpu_options(self.execution, target)
+        self.check()
+        with torch.inference_mode(False):
+            now = {name: t.detach().clone() for name, t in flatten(self).items()}
+            home, draws = self.backbone.device, self.generator.get_state()
+            restore(self, self._snapshot.initial)
+            try:
+                self._settle(target, now)
+            except Exception:  # no room there, for one
+                self._settle(home, now)
+                self.generator.set_state(draws)
+                raise
+            if target.type == home.type:
+                self.generator.set_state(draws)
+        return self
 
     @final
     @in_turn
@@ -293,6 +332,9 @@ class Adapter(ABC):
 
     # Ceremony -----------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return describe(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """All but the lock: a copy has one of its own."""
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -306,6 +348,13 @@ class Adapter(ABC):
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
 
+    def _settle(self, device: torch.device, values: Mapping[str, Tensor]) -> None:
+        """Begin again on ``device`` around the source model, and go on with ``values``."""
+        self.backbone.to(device)
+        self.source = {name: t.to(device) for name, t in self.source.items()}
+        self._begin()
+        restore(self, values)
+
     def _answered(self, images: Tensor) -> Prediction:
         """The answer as of now, with no draw spent on it."""
         state = self.generator.get_state()
@@ -318,7 +367,7 @@ class Adapter(ABC):
         """One call: the screened batch, stepped or, where a method must not see it, answered."""
         images, bad = self._screen(images)
         skip = bad is not None and self.synchronises and bool(bad.any())
-        return _finished(self._answered(images) if skip else self.step(images), bad)
+        return finished(self._answered(images) if skip else self.step(images), bad)
 
     def _recordable(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The same as a tree of tensors."""
@@ -345,6 +394,10 @@ class Adapter(ABC):
         """Whether the model's weights have 16 bits."""
         return self.backbone.dtype in (torch.bfloat16, torch.float16)
 
+    @property
+    def _autocasts(self) -> bool:
+        return self._low or self.execution.precision == "bfloat16"
+
     @contextmanager
     def _precision(self, *, source: bool = False) -> Iterator[None]:
         """Autocast as the execution or a model of 16 bits asks for; ``source``: as the model."""
@@ -355,36 +408,3 @@ class Adapter(ABC):
             self.backbone.device.type, kind, enabled=asked or self._low, cache_enabled=False
         ):
             yield
-
-
-def _finished(out: Prediction, bad: Tensor | None) -> Prediction:
-    """Detached; a bad image has no logits, an infinite score, and NaN for details of its own."""
-    if not isinstance(out, Prediction):
-        raise DtypeError(f"step must return a Prediction, got {type(out).__name__}")
-    logits, score = out.logits.detach(), out.ood_score.detach()
-    if bad is not None:
-        logits = torch.where(bad[:, None], torch.nan, logits)
-        score = torch.where(bad, torch.inf, score)
-    details = {name: value.detach() for name, value in out.details.items()}
-    if bad is not None:
-        for name, value in details.items():
-            if value.is_floating_point() and value.ndim and len(value) == len(bad):
-                row = bad.view(-1, *[1] * (value.ndim - 1))
-                details[name] = torch.where(row, torch.nan, value)
-    return dataclasses.replace(out, logits=logits, ood_score=score, details=details)
-
-
-def _images_of(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]:
-    """Checked batches from a loader of tensors, of (images, labels) or of ``Batch``."""
-    seen = False
-    for batch in loader:
-        images = getattr(batch, "images", batch)
-        images = images[0] if isinstance(images, (tuple, list)) else images
-        if isinstance(images, Tensor):
-            images = images.to(backbone.device)
-        check_form(images, backbone)
-        check_values(images)
-        seen = True
-        yield images
-    if not seen:
-        raise SourceDataError("fit_source got a loader without a single batch")

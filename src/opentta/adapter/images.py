@@ -1,10 +1,15 @@
-"""What a batch of images must be, and what is wrong with one that is not."""
+"""What a batch of images must be, what is wrong with one that is not, and what it is answered."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from opentta.errors import DeviceError, DtypeError, ImageValueError, ShapeError
+from opentta.errors import DeviceError, DtypeError, ImageValueError, ShapeError, SourceDataError
 from opentta.models.backbone import Backbone
+from opentta.types import Prediction
 
 SLACK = 1e-4
 """Rounding a caller may leave outside [0, 1]."""
@@ -53,11 +58,11 @@ def bad_images(images: Tensor) -> Tensor:
     return ~good.flatten(1).all(dim=1)
 
 
-def check_values(images: Tensor) -> None:
-    """Raise for the first thing that is wrong with the pixels; reads them back to the host."""
+def check_values(images: Tensor) -> float:
+    """The largest pixel, or an error for the first that is wrong; reads back to the host."""
     low, high = (float(v) for v in images.aminmax())
     if low >= -SLACK and high <= 1 + SLACK:  # NaN compares false
-        return
+        return high
     wrong = bad_images(images)
     raise ImageValueError(
         f"image {int(wrong.nonzero()[0])} of {len(images)} ({int(wrong.sum())} in all) "
@@ -78,3 +83,36 @@ def describe(images: Tensor) -> str:
     else:
         remedy = "clamp them (a bicubic resize overshoots)"
     return f"has pixels outside [0, 1] (the batch spans {low:.3g} to {high:.3g}); {remedy}"
+
+
+def source_images(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]:
+    """Checked batches from a loader of tensors, of (images, labels) or of ``Batch``."""
+    seen = False
+    for batch in loader:
+        images = getattr(batch, "images", batch)
+        images = images[0] if isinstance(images, (tuple, list)) else images
+        if isinstance(images, Tensor):
+            images = images.to(backbone.device)
+        check_form(images, backbone)
+        check_values(images)
+        seen = True
+        yield images
+    if not seen:
+        raise SourceDataError("fit_source got a loader without a single batch")
+
+
+def finished(out: Prediction, bad: Tensor | None) -> Prediction:
+    """Detached; a bad image has no logits, an infinite score, and NaN for details of its own."""
+    if not isinstance(out, Prediction):
+        raise DtypeError(f"step must return a Prediction, got {type(out).__name__}")
+    logits, score = out.logits.detach(), out.ood_score.detach()
+    if bad is not None:
+        logits = torch.where(bad[:, None], torch.nan, logits)
+        score = torch.where(bad, torch.inf, score)
+    details = {name: value.detach() for name, value in out.details.items()}
+    if bad is not None:
+        for name, value in details.items():
+            if value.is_floating_point() and value.ndim and len(value) == len(bad):
+                row = bad.view(-1, *[1] * (value.ndim - 1))
+                details[name] = torch.where(row, torch.nan, value)
+    return dataclasses.replace(out, logits=logits, ood_score=score, details=details)

@@ -125,6 +125,14 @@ class Snapshot:
         foreign = [n for n in state if n not in known and not n.startswith(("source.", *varying))]
         if foreign:
             raise StateError(f"the saved state has entries of something else: {foreign[:4]}")
+        for name, there in state.items():
+            start = self.initial.get(name)
+            sparse = start is not None and not bool(start.isfinite().all())  # NaN: nothing yet
+            if there.is_floating_point() and not sparse and not bool(there.isfinite().all()):
+                raise StateError(
+                    f"the saved state is spoiled: {name} has NaN or infinite numbers; go on from "
+                    "an earlier one"
+                )
 
     def _identity(self, adapter: Adapter) -> dict[str, Any]:
         backbone = adapter.backbone
