@@ -3,7 +3,7 @@
     python benchmarks/scores.py ROOT --device cuda --workers 12 --out scores.csv
     python benchmarks/scores.py --read docs/results/imagenet-mini-scores.csv
 
-ROOT is the folder that holds imagenet-mini. `ladder_affine` scores by the entropy at temperature 3
+ROOT is the folder that holds imagenet-mini. `steady` scores by the entropy at temperature 3
 of two branches, the baselines by their own scores, mostly entropy at temperature 1. Here every
 method runs once on each stream, with the fields that the preset imagenet-mini tuned, and its logits
 are scored in all ways: would a baseline with another score do as well? Prints ACC, then AUC and H
@@ -32,10 +32,10 @@ from opentta.bench.run.start import make_adapter
 from opentta.bench.run.weights import load_model
 from opentta.datasets import open_stream
 from opentta.metrics import auroc, hscore
-from opentta.parts.losses import entropy, spread
+from opentta.parts.losses import entropy
 
 Row = dict[str, str]  # of the file: method, corruption, ood, seed, acc, then an AUC by every score
-METHODS = ["source", "tent", "sar", "sotta", "unient", "stamp", "ladder_affine"]
+METHODS = ["source", "tent", "sar", "sotta", "unient", "stamp", "steady"]
 SCORES = [
     "own",
     "entropy",
@@ -47,6 +47,12 @@ SCORES = [
 ]
 
 
+def _spread(logits: Tensor) -> Tensor:
+    """(mean_c (l_c - mean l)^4)^(1/4): how far the logits stand apart, (N, C) -> (N,)."""
+    apart = logits - logits.mean(dim=1, keepdim=True)
+    return apart.pow(4).mean(dim=1).clamp_min(1e-12).pow(0.25)
+
+
 def scored(logits: Tensor, own: Tensor) -> dict[str, Tensor]:
     """Every score of (N, C) logits, (N,) each; higher is more unknown."""
     ways = [
@@ -56,7 +62,7 @@ def scored(logits: Tensor, own: Tensor) -> dict[str, Tensor]:
         1 - logits.softmax(dim=1).amax(dim=1),
         -logits.amax(dim=1),
         -logits.logsumexp(dim=1),
-        -spread(logits),
+        -_spread(logits),
     ]
     return dict(zip(SCORES, ways, strict=True))
 

@@ -21,7 +21,7 @@ import opentta
 from opentta.datasets import OnTheFly, Share, Stream, StreamSpec, correct, ood_folder, separate
 from opentta.datasets.imagenet import imagenet_folder
 
-METHODS = ("source", "tent", "sar", "ladder_affine")
+METHODS = ("source", "tent", "sar", "steady")
 
 
 def main() -> None:

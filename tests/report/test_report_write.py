@@ -9,6 +9,8 @@ import pytest
 import tyro
 from stores import make_store, places
 
+from opentta.bench.store.results import StoreError
+from opentta.cli import main
 from opentta.cli.report import Report
 from opentta.errors import ConfigError, UnknownNameError
 from opentta.report.study.study import load_study
@@ -115,6 +117,29 @@ def test_a_file_in_the_way_is_a_clear_error_before_anything_is_written(
         write_report(store, out)
     assert capsys.readouterr().out == "" and file.read_text() == "mine"
     assert not (store / "report").exists() and list((tmp_path / "out").iterdir()) in ([], [file])
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only")]
+)
+@pytest.mark.parametrize("seam", ["mkdir", "write_text"])
+def test_a_folder_that_cannot_be_written_names_out(store, monkeypatch, capsys, error, seam):
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(Path, seam, refuse)
+    with pytest.raises(StoreError, match=r"cannot write the report to .*/store/report: .*--out"):
+        Report(store, only="tables").run()
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(store), "--only", "tables"])
+    said = capsys.readouterr().err
+    assert said.startswith("error: cannot write the report") and "Errno" not in said
+    assert error.strerror in said
+
+
+def test_a_report_below_a_place_where_nothing_can_be_made_names_out(store):
+    with pytest.raises(StoreError, match=r"cannot write the report to /proc/report: .*--out"):
+        write_report(store, "/proc/report", only="tables")
 
 
 def test_the_parts_are_listed_in_order_and_without_none(store, capsys):

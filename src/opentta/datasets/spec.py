@@ -165,12 +165,12 @@ class StreamSpec:
     on_error: str = "raise"  # what an unreadable image does; "skip": left out, and counted
 
     def __post_init__(self) -> None:
-        for field, value, known in (
+        for name, value, known in (
             ("reset", self.reset, RESETS),
             ("on_error", self.on_error, ON_ERROR),
         ):
             if value not in known:
-                raise unknown(field, value, known)
+                raise unknown(name, value, known)
         if self.batch_size < 1 or (self.passes is not None and self.passes < 1):
             raise ConfigError(
                 f"expected batch_size >= 1 and passes >= 1 or None, got batch_size="
@@ -199,9 +199,9 @@ class StreamSpec:
         """The description that ``to_dict`` wrote, also after a round trip through JSON."""
         fields = dict(values)
         known = cls.__dataclass_fields__
-        for field in fields:
-            if field not in known:
-                raise unknown("field of a stream", field, known)
+        for name in fields:
+            if name not in known:
+                raise unknown("field of a stream", name, known)
         fields["id"] = Share(**fields["id"])
         fields["ood"] = tuple(Share(**share) for share in fields["ood"])
         fields["segments"] = tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from opentta.bench.store.results import StoreError
 from opentta.errors import ConfigError, unknown
 from opentta.report.study.study import Study, load_study
 from opentta.report.tables.latex import to_latex
@@ -40,7 +41,16 @@ def write_report(
     study = results if isinstance(results, Study) else load_study(results)
     folder = study.store.path / "report" if out is None else Path(out)
     check_folder(folder)
-    say = progress or (lambda words: None)
+    try:
+        return _write(study, folder, only, progress or (lambda words: None))
+    except OSError as err:  # a store is often read-only, and its report goes beside it
+        raise StoreError(
+            f"cannot write the report to {folder}: {err.strerror or err}; name a folder that can "
+            "be written: --out FOLDER, or write_report(results, folder)"
+        ) from err
+
+
+def _write(study: Study, folder: Path, only: str | None, say: Callable[[str], None]) -> list[Path]:
     files: list[Path] = []
     if only in (None, "tables"):
         say("tables")

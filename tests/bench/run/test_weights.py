@@ -91,6 +91,40 @@ def test_a_file_that_holds_no_weights_is_named(tmp_path):
         find_weights(SMALL, tmp_path / "absent.safetensors")
 
 
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "pickle"])
+def test_a_checkpoint_of_torch_is_refused_with_the_lines_that_convert_it(tmp_path, file, zipped):
+    """The two lines are run as they stand in the message."""
+    path = tmp_path / "it's mine.pth"
+    torch.save(load_file(file), path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(DataError, match=r"is a pickle of torch\.save, which can run code") as told:
+        find_weights(SMALL, path)
+    lines = [line.strip() for line in str(told.value).splitlines() if line.startswith("    ")]
+    assert "weights_only=True" in str(told.value)
+    exec("\n".join(lines), {})
+    converted = path.with_suffix(".safetensors")
+    assert load_model(find_weights(SMALL, converted)).num_classes == 1000
+
+
+def test_a_header_that_begins_like_a_pickle_is_read_as_what_it_is(tmp_path, file):
+    """A safetensors file begins with the length of its header, in any bytes."""
+    path = tmp_path / "padded.safetensors"
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    longer = length + (0x80 - length) % 0x100
+    header = whole[8 : 8 + length].ljust(longer)
+    path.write_bytes(longer.to_bytes(8, "little") + header + whole[8 + length :])
+    assert path.read_bytes()[:1] == b"\x80"
+    assert load_model(find_weights(SMALL, path)).num_classes == 1000
+
+
+def test_a_damaged_safetensors_file_is_not_called_a_pickle(tmp_path):
+    path = tmp_path / "text.safetensors"
+    path.write_text("hello")
+    with pytest.raises(DataError) as told:
+        load_model(find_weights(SMALL, path))
+    assert "pickle" not in str(told.value)
+
+
 def test_without_a_file_the_cached_one_is_hashed_and_loaded(monkeypatch, file):
     asked = []
 

@@ -229,7 +229,8 @@ def test_files_are_pdf_and_png_and_equal_in_another_process(tmp_path):
     store = make_store(tmp_path / "store", cells, sampled=lambda place: place.row == "sar")
     here = write_figures(load_study(store), tmp_path / "here")
     code = (
-        "import sys; from pathlib import Path; from opentta.report.figures.figures import write_figures\n"
+        "import sys; from pathlib import Path\n"
+        "from opentta.report.figures.figures import write_figures\n"
         "from opentta.report.study.study import load_study\n"
         "from opentta.report.page.page import write_page\n"
         "study = load_study(sys.argv[1]); out = Path(sys.argv[2])\n"

@@ -114,3 +114,42 @@ def test_cells_that_are_also_published_are_said_to_be(tmp_path):
     live = load_study(store).section("mini")
     assert any("6 of 6 cells are also among the published results" in x for x in live.notes)
     assert load_study(store).section("mini-full").notes == ()
+
+
+def mended(tmp_path, *, again):
+    """A store whose first command failed on every cell; ``again`` says which were run later."""
+    cells = places(rows=("source", "sar"), oods=("textures",), corruptions=("fog",), seeds=(1,))
+    wrong = [cell_of(place, weights="of-another-file") for place in cells]
+    store = write_records(
+        tmp_path / "s",
+        [Record(content_hash(c), "failed", reason="/home/me/w.bin: bad", cell=c) for c in wrong],
+    )
+    held = tuple(replace(p, hash=content_hash(c)) for p, c in zip(cells, wrong, strict=True))
+    add_plan(store, Plan("table1", command="opentta bench --weights /home/me/w.bin", cells=held))
+    return make_store(store, cells[:again])
+
+
+@pytest.mark.parametrize("again", [2, 1], ids=["mended", "half mended"])
+def test_a_failed_command_is_forgotten_once_a_later_one_has_all_its_cells(tmp_path, again):
+    study = load_study(mended(tmp_path, again=again))
+    told = [text for text in study.warnings if "/home/me" in text]
+    assert len(told) == (0 if again == 2 else 1)
+
+
+def test_an_earlier_result_does_not_excuse_a_later_command_that_failed(tmp_path):
+    cells = places(rows=("sar",), oods=("textures",), corruptions=("fog",), seeds=(1,))
+    store = make_store(tmp_path / "s", cells)
+    wrong = cell_of(cells[0], device="cuda")
+    write_records(store, [Record(content_hash(wrong), "failed", reason="no GPU", cell=wrong)])
+    held = (replace(cells[0], hash=content_hash(wrong)),)
+    add_plan(store, Plan("table1", command="opentta bench --device cuda", cells=held))
+    assert any("no GPU" in text for text in load_study(store).warnings)
+
+
+def test_a_failed_cell_that_a_later_command_replaced_is_not_listed(tmp_path):
+    cells = places(rows=("source", "sar"), oods=("textures",), corruptions=("fog",), seeds=(1,))
+    store = make_store(tmp_path / "s", cells, failed=lambda place: place.row == "sar")
+    newer = cell_of(cells[1]) | {"version": 2}
+    write_records(store, [record_of(cells[1], cell=newer)])
+    add_plan(store, Plan("table1", cells=(replace(cells[1], hash=content_hash(newer)),)))
+    assert gaps(load_study(store).sections[0]) == ()

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -142,6 +143,28 @@ def test_latex_has_the_best_in_bold_and_the_deviation(section):
         std = rf"{{\scriptsize$\pm${cell.std_text}}}" if cell.std_text else ""
         assert rf"\textbf{{{cell.text}}}{std}" in text
     assert r"{\scriptsize(4/6)}" in text and "failed" in text
+
+
+def test_latex_says_what_is_missing_and_what_differs_but_no_path_command_or_host(tmp_path):
+    cells = places(rows=("source", "tent", "sar"), oods=("textures",), seeds=(1, 2))
+    cells = [settled(place) for place in cells]
+    records = [record_of(place, device="cpu", host="node1") for place in cells[2:]]
+    records[0] = replace(records[0], device="cuda", host="node2", commit="c0ffee-dirty")
+    failure = failed_record(cells[0], "no /home/me/data/fog; run `opentta data check /home/me`")
+    store = write_records(tmp_path / "s", [failure, *records])
+    other = tuple(replace(place, hash=f"{number}", seed=3) for number, place in enumerate(cells))
+    add_plan(store, Plan("p", command="opentta bench --data-root /home/other", cells=other))
+    command = "opentta bench --data-root /home/me"
+    add_plan(store, Plan("p", command=command, notes=("half the images",), cells=tuple(cells)))
+    section = load_study(store).sections[0]
+    table = build_table(section)
+    text = to_latex(table)
+    assert "1 of 18 cells are missing: source" in text and "1 of 18 cells failed: source" in text
+    assert "mixed device: cpu" in text and "half the images" in text and "2 seeds (1, 2)" in text
+    for local in ("/home", "opentta bench", "opentta data", "plans/", "node1", "c0ffee"):
+        assert local not in text
+    told = to_markdown(table, section)  # where its owner reads it, nothing is held back
+    assert "/home/me/data/fog" in told and "/home/other" in told and "node2" in told
 
 
 @pytest.mark.parametrize("nasty", ["a_b & 5% #1", "$x^2$ ~ {y}", "[3] \\ end", "ünï → λ1", '"<|>"'])

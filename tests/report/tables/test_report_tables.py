@@ -13,6 +13,8 @@ from stores import FIFTEEN, make_store, places, record_of, settled, write_record
 from opentta.bench.paper.tables import paper_table, paper_value
 from opentta.bench.store.plans import Plan, add_plan
 from opentta.report.study.study import load_study
+from opentta.report.tables.latex import to_latex
+from opentta.report.tables.markdown import to_markdown
 from opentta.report.tables.table import build_table
 from opentta.report.tables.tidy import values_csv
 
@@ -153,6 +155,31 @@ def test_the_best_is_marked_in_its_direction_and_ties_share_it(tmp_path):
     best = {m: [cell(table, r, m, "textures").best for r in accs] for m in ("acc", "ece")}
     assert best == {"acc": [True, True, False], "ece": [False, False, True]}
     assert [cell(table, row, "cost").best for row in accs] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("accs", "best"),
+    [
+        ((0.5, 0.5), ()),
+        ((0.5, 0.50001, 0.50002), ()),
+        ((0.5, 0.5, 0.5, 0.5, 0.4), ()),  # four of five
+        ((0.5, 0.5, 0.5, 0.4, 0.3, 0.2), (0, 1, 2)),
+        ((0.5, 0.5, 0.4), (0, 1)),
+    ],
+)
+def test_nothing_is_the_best_where_most_of_a_column_is_equal(tmp_path, accs, best):
+    rows = tuple(f"row{number}" for number in range(len(accs)))
+    chosen = places(rows=rows, oods=("textures",), seeds=(1,))
+    value = dict(zip(rows, accs, strict=True))
+    store = write_records(
+        tmp_path / "s",
+        [record_of(p, metrics={"acc": value[p.row]}, cost=2.0, peak_memory=2**20) for p in chosen],
+    )
+    table = table_of(store)
+    marked = [n for n, row in enumerate(rows) if cell(table, row, "acc", "textures").best]
+    assert marked == list(best)
+    for text in (to_latex(table), to_markdown(table)):
+        assert text.count(r"\textbf") + text.count("**") // 2 == len(best)
 
 
 def test_failed_and_missing_rows_say_so(tmp_path):

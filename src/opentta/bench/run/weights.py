@@ -25,6 +25,7 @@ __all__ = ["NOT_LOOKED_UP", "embedded_model", "find_weights", "load_model", "rem
 
 NOT_LOOKED_UP = "not looked up"
 """Stands for the hash of weights that are on no disk of this machine yet."""
+_PICKLES = (b"PK\x03\x04", b"\x80")  # of torch.save: a zip of today, a bare pickle of old
 _FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for on the hub
 
 
@@ -136,6 +137,18 @@ def _is_readable(file: Path) -> None:
         raise DataError(
             f"expected a safetensors file of weights, but {found}; correct the path, "
             "or leave it out to let timm download the backbone's own"
+        )
+    with Path(file).open("rb") as opened:
+        head = opened.read(9)
+    # the length of a safetensors header may have the same bytes, but a brace comes after it
+    if head.startswith(_PICKLES) and head[8:] != b"{":
+        path, new = str(file), str(Path(file).with_suffix(".safetensors"))
+        raise DataError(
+            f"expected a safetensors file of weights, but {file} is a pickle of torch.save, "
+            f"which can run code when it is read; convert it once and pass {new} (where the "
+            "weights lie in a part such as 'model', add ['model'] behind the load):\n"
+            "    import torch; from safetensors.torch import save_file\n"
+            f"    save_file(torch.load({path!r}, 'cpu', weights_only=True), {new!r})"
         )
 
 

@@ -11,12 +11,19 @@ from opentta.report.study.values import AVERAGE, Entry, line_of
 _REASON = 200  # letters of a failure's reason in a note
 
 
-def gaps(section: Section) -> tuple[str, ...]:
-    """What is failed, missing or left out in a section, one sentence each."""
+def gaps(section: Section, *, brief: bool = False) -> tuple[str, ...]:
+    """What is failed, missing or left out in a section, one sentence each.
+
+    ``brief`` is for print: reasons and commands, which have paths of one machine, stay away.
+    """
     out = []
     asked = len(section.entries)
     if section.missing:
         out.append(f"{len(section.missing)} of {asked} cells are missing: {_all(section.missing)}")
+    if brief:
+        if section.failed:
+            out.append(f"{len(section.failed)} of {asked} cells failed: {_all(section.failed)}")
+        return (*out, *_unasked(section), *_unscored(section))
     for reason, entries in reasons(section.failed).items():
         out.append(f"{len(entries)} of {asked} cells failed ({reason}): {_all(entries)}")
     if section.replaced:

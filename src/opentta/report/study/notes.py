@@ -63,19 +63,36 @@ def paper_footnote(value: PaperValue) -> str:
 
 def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
     """What is missing, left out, mixed, or not like the paper; one sentence each."""
-    out = [*section.notes]
-    for column in section.columns:
-        if not (column.part or column.name) and column.oods[0].count("+") > 1:
-            out.append(f"{column.label}: {column.oods[0].replace('+', ', ')} in one stream.")
+    out = _stated(section)
     if not section.planned:
         out.append("No plan names these cells: what else was asked for is not known.")
     if section.paper and paper is None:
         known = ", ".join(paper_tables())
         out.append(f"The paper has no table {section.paper!r} to compare with ({known}).")
-    if paper is not None:
-        out += [f"Not like the paper: {text}." for text in departures(section, paper)]
-        out += [f"On the paper: {note}" for note in paper.notes]
+    out += _beside_paper(section, paper)
     return (*out, *gaps(section), *warnings(section.records))
+
+
+def print_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
+    """The notes that whoever reads the table in print needs: nothing of one machine or folder."""
+    out = [*_stated(section), *_beside_paper(section, paper)]
+    return (*out, *gaps(section, brief=True), *warnings(section.records, local=False))
+
+
+def _stated(section: Section) -> list[str]:
+    """What the plans say of their cells, and which OOD sets share a stream."""
+    out = [*section.notes]
+    for column in section.columns:
+        if not (column.part or column.name) and column.oods[0].count("+") > 1:
+            out.append(f"{column.label}: {column.oods[0].replace('+', ', ')} in one stream.")
+    return out
+
+
+def _beside_paper(section: Section, paper: PaperTable | None) -> list[str]:
+    if paper is None:
+        return []
+    out = [f"Not like the paper: {text}." for text in departures(section, paper)]
+    return [*out, *(f"On the paper: {note}" for note in paper.notes)]
 
 
 def departures(section: Section, paper: PaperTable) -> list[str]:

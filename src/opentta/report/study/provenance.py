@@ -56,8 +56,10 @@ def facts(records: Sequence[Record]) -> tuple[Fact, ...]:
     return tuple(fact for fact in found if fact is not None)
 
 
-def warnings(records: Sequence[Record]) -> tuple[str, ...]:
+def warnings(records: Sequence[Record], *, local: bool = True) -> tuple[str, ...]:
     """What a reader must know before comparing these cells with each other.
+
+    Without ``local`` hosts and commits are left out, which mean nothing elsewhere.
 
     Example:
         >>> both = [Record("a1", "ok", device="cpu"), Record("b2", "ok", device="cuda")]
@@ -69,9 +71,10 @@ def warnings(records: Sequence[Record]) -> tuple[str, ...]:
         f"mixed {fact.name}: {fact.text}"
         for fact in facts(records)
         if fact.mixed and (fact.name in _COMPARED or fact.name in libraries)
+        if local or fact.name not in _LOCAL
     ]
     dirty = sum(record.commit.endswith(DIRTY) for record in records)
-    if dirty:
+    if dirty and local:
         out.append(
             f"{dirty} of {len(records)} cells ran with changes that were not committed: their "
             "commit does not say which code it was"
@@ -161,6 +164,7 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("commit", commit_of),
 )
 _COMPARED = ("device", "precision", "threads", "host", "commit", "batch size", "order", "reset")
+_LOCAL = ("host", "commit")
 _WITHIN: tuple[tuple[str, str, _Reader], ...] = (  # may differ between, not within
     ("backbone", "weights", lambda r: r.weights_hash[:12]),
     ("backbone", "preprocessing", preprocessing_of),

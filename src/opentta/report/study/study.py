@@ -173,10 +173,15 @@ def _planned(plans: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> 
     """One section of all plans of a preset: the later plan holds where two name one place.
 
     A plan none of whose cells finished neither hides nor adds to those that have some: a mistyped
-    command would stand in the table for ever.
+    command would stand in the table for ever. Nor is it spoken of once later plans have results in
+    all of its places.
     """
     busy = [plan for _, plan in plans if any(_done(place, records) for place in plan.cells)]
-    idle = [(path, plan) for path, plan in plans if busy and plan not in busy]
+    idle = [
+        (path, plan)
+        for number, (path, plan) in enumerate(plans)
+        if busy and plan not in busy and not _mended(plan, plans[number + 1 :], records)
+    ]
     chosen = busy or [plan for _, plan in plans]
     held: dict[bytes, Place] = {}
     replaced: dict[str, Place] = {}
@@ -197,7 +202,7 @@ def _planned(plans: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> 
         replaced=tuple(
             Entry(place, records[hash])
             for hash, place in replaced.items()
-            if hash in records and hash not in kept
+            if hash not in kept and _done(place, records)
         ),
         title=last.title,
         kind=last.kind,
@@ -212,6 +217,12 @@ def _planned(plans: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> 
 
 def _done(place: Place, records: dict[str, Record]) -> bool:
     return place.hash in records and records[place.hash].ok
+
+
+def _mended(plan: Plan, later: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> bool:
+    """Whether later plans have a result in every place that a plan asked for."""
+    done = {_key(p) for _, other in later for p in other.cells if _done(p, records)}
+    return all(_key(place) in done for place in plan.cells)
 
 
 def _left_out(path: Path, plan: Plan, records: dict[str, Record]) -> str:

@@ -84,7 +84,7 @@ def to_latex(table: Table) -> str:
     lines += [r"\bottomrule", r"\end{tabular}" + ("}" if wide else "")]
     for number, note in enumerate(table.footnotes, start=1):
         lines.append(rf"\par\footnotesize $^{{{number}}}$ {escape(note)}")
-    for note in table.notes:
+    for note in table.printed:
         lines.append(rf"\par\footnotesize {escape(note)}")
     lines.append(r"\end{table*}")
     return "\n".join(lines) + "\n"

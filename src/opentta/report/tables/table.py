@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opentta.bench.paper.tables import PaperTable, PaperValue, paper_table, paper_tables
-from opentta.report.study.notes import caption, comparison_notes, paper_footnote
+from opentta.report.study.notes import caption, comparison_notes, paper_footnote, print_notes
 from opentta.report.study.section import Section
 from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Line, Value
 
@@ -161,6 +161,7 @@ class Table:
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...] = ()  # the first has number 1
     notes: tuple[str, ...] = ()  # what is missing, mixed or not comparable
+    printed: tuple[str, ...] = ()  # those of the notes that a reader in print needs
     paper: str = ""  # title of the paper's table
 
     @property
@@ -200,6 +201,7 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
         blocks=tuple(blocks),
         footnotes=tuple(footnotes),
         notes=comparison_notes(section, paper),
+        printed=print_notes(section, paper),
         paper=paper.title if paper else "",
     )
 
@@ -284,7 +286,8 @@ def _beside(
 def _best(rows: Sequence[Row], headings: Sequence[Heading]) -> tuple[Row, ...]:
     """Mark the best of each column; equal as printed are equally good, partial means never.
 
-    In effort, source is a plain forward by definition: the methods are compared without it.
+    A mark that most of a column would share, and more than two, says nothing: none is set. In
+    effort, source is a plain forward by definition: the methods are compared without it.
     """
     marked = [list(row.cells) for row in rows]
     for place, heading in enumerate(headings):
@@ -295,10 +298,10 @@ def _best(rows: Sequence[Row], headings: Sequence[Heading]) -> tuple[Row, ...]:
             if row.cells[place].state == "ok"
             and not (heading.measure in COSTS and row.line.method == SOURCE)
         }
-        if len(whole) < 2:
+        top = max(whole.values(), key=lambda value: value * measure.better, default=None)
+        best = [number for number, value in whole.items() if value == top]
+        if len(best) == len(whole) or len(best) > max(2, len(whole) / 2):
             continue
-        top = max(whole.values(), key=lambda value: value * measure.better)
-        for number, value in whole.items():
-            if value == top:
-                marked[number][place] = replace(marked[number][place], best=True)
+        for number in best:
+            marked[number][place] = replace(marked[number][place], best=True)
     return tuple(Row(row.line, tuple(cells)) for row, cells in zip(rows, marked, strict=True))

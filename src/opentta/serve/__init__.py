@@ -1,1 +1,0 @@
-"""Serving an adapting model (optional)."""
