@@ -35,6 +35,5 @@ class SureHalf(opentta.Adapter):
         logits = self.backbone(images)
         h = entropy(logits)
         sure = h <= h.detach().quantile(self.config.share)
-        grads = self.gradients(masked_mean(h, sure), self.params)
-        self.state.sgd.step(grads, where=self.valid)
+        self.descend(masked_mean(h, sure), self.state.sgd)
         return opentta.Prediction(logits, ood_score=h)

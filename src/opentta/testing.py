@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import opentta
+from opentta import registry
 from opentta.adapter.base import Adapter
 from opentta.adapter.recording import Tape, detached
 from opentta.adapter.snapshot import flatten
@@ -51,6 +52,7 @@ def check_method(
         >>> "reset_restores_the_start" in kept
         True
     """
+    registry.method(name)  # a mistyped name is told before anything is built
     names = {promise.__name__: promise for promise in PROMISES}
     for left_out in skip:
         if left_out not in names:

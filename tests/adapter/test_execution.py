@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from checks import batches, equal_runs, run, same, weights
-from makers import Maker, source_loader
-from material import tiny_vit
+from makers import Maker
 from models_under_test import torchvision_vit
 
 import opentta
 from opentta.errors import ConfigError
+from opentta.testing import batches, equal_runs, run, same, tiny_vit, weights
 
 
 def test_options_are_no_config_fields(model):
@@ -61,7 +60,7 @@ def test_autocast_around_a_call_changes_nothing_and_is_told_once(call, model, im
 def test_autocast_around_fit_source_changes_nothing(model):
     plain, adapter = Maker("owttt")(), Maker("owttt")()
     with autocast(), pytest.warns(UserWarning, match="no effect"):
-        adapter.fit_source(source_loader())
+        adapter.fit_source(batches(4, size=8, seed=9))
     assert same(weights(adapter), weights(plain))
 
 
