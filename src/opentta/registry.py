@@ -25,6 +25,7 @@ BUILT_IN = {  # name -> module that registers it; in the order in which they are
     "owttt": "opentta.methods.owttt",
     "stamp": "opentta.methods.stamp",
     "ladder_affine": "opentta.methods.ladder_affine",
+    "deyo": "opentta.methods.deyo",
 }
 
 _registered: dict[str, type[Any]] = {}

@@ -185,3 +185,29 @@ def chunks(total: int, size: int) -> Iterator[slice]:
     """0..total in slices of at most ``size``."""
     for start in range(0, total, size):
         yield slice(start, min(total, start + size))
+
+
+def shuffle_patches(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Each image cut into ``count`` x ``count`` patches, put together in an order of its own.
+
+    Images (B, 3, H, W) -> the same shape. Sides that ``count`` does not divide are resized on the
+    way, and back.
+
+    Example:
+        >>> image = torch.arange(4.0).view(1, 1, 2, 2).expand(1, 3, 2, 2)
+        >>> sorted(shuffle_patches(image, 2, torch.Generator())[0, 0].flatten().tolist())
+        [0.0, 1.0, 2.0, 3.0]
+    """
+    batch, channels, height, width = images.shape
+    size = (height // count * count, width // count * count)
+    if size != (height, width):
+        images = functional.interpolate(images, size, mode="bilinear", antialias=True)
+    cut = images.unflatten(3, (count, -1)).unflatten(2, (count, -1))  # (B, 3, n, h, n, w)
+    cut = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, n n, 3, h, w)
+    drawn = torch.rand(batch, count**2, generator=generator, device=images.device)
+    order = drawn.argsort(dim=1)[:, :, None, None, None].expand_as(cut)
+    mixed = cut.gather(1, order).unflatten(1, (count, count))  # (B, n, n, 3, h, w)
+    whole = mixed.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, *size)
+    if size != (height, width):
+        whole = functional.interpolate(whole, (height, width), mode="bilinear", antialias=True)
+    return whole
