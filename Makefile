@@ -3,20 +3,21 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 
 .PHONY: bench test test-slow lint format browser clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
 
-bench: $(READY)  ## install, then the embedded benchmark: a table and a report page
+bench: $(DEMO)  ## install, then the embedded benchmark: a table and a report page
 	$(BIN)/opentta bench
 
 test: $(READY) lint  ## ruff, mypy, import-linter, pytest
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -n auto --dist worksteal -m "not slow"
 
 test-slow: $(READY)  ## the checks that take minutes
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -q -n auto --dist worksteal -m slow
 
 lint: $(READY)  ## ruff, mypy strict, import directions
 	$(BIN)/ruff check .
@@ -31,11 +32,15 @@ format: $(READY)  ## let ruff format and mend what it can
 browser:  ## Debian's Chromium, for the tests that look at a page
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium)
 
-$(READY): pyproject.toml
+$(DEMO): pyproject.toml  # what the demo needs, and no more
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| (echo "opentta needs Python 3.11 or newer; pass PYTHON=/path/to/python3.11" && exit 1)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -e .
+	touch $(DEMO)
+
+$(READY): $(DEMO)  # all extras, for the tests
 	$(BIN)/pip install -q -e '.[ray,hf,dev]'
 	touch $(READY)
 

@@ -97,5 +97,5 @@ class Deyo(Adapter):
         with torch.no_grad():
             shuffled = self.backbone(shuffle_patches(images, self.config.patches, self.generator))
         p, label = logits.float().softmax(dim=1).max(dim=1)
-        after = shuffled.float().softmax(dim=1).gather(1, label[:, None])[:, 0]
+        after: Tensor = shuffled.float().softmax(dim=1).gather(1, label[:, None])[:, 0]
         return p - after

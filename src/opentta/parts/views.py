@@ -207,7 +207,7 @@ def shuffle_patches(images: Tensor, count: int, generator: torch.Generator) -> T
     drawn = torch.rand(batch, count**2, generator=generator, device=images.device)
     order = drawn.argsort(dim=1)[:, :, None, None, None].expand_as(cut)
     mixed = cut.gather(1, order).unflatten(1, (count, count))  # (B, n, n, 3, h, w)
-    whole = mixed.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, *size)
+    whole: Tensor = mixed.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, *size)
     if size != (height, width):
         whole = functional.interpolate(whole, (height, width), mode="bilinear", antialias=True)
     return whole
