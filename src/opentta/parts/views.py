@@ -202,12 +202,13 @@ def shuffle_patches(images: Tensor, count: int, generator: torch.Generator) -> T
     size = (height // count * count, width // count * count)
     if size != (height, width):
         images = functional.interpolate(images, size, mode="bilinear", antialias=True)
-    cut = images.unflatten(3, (count, -1)).unflatten(2, (count, -1))  # (B, 3, n, h, n, w)
+    h, w = size[0] // count, size[1] // count
+    cut = images.reshape(batch, channels, count, h, count, w)
     cut = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, n n, 3, h, w)
     drawn = torch.rand(batch, count**2, generator=generator, device=images.device)
     order = drawn.argsort(dim=1)[:, :, None, None, None].expand_as(cut)
-    mixed = cut.gather(1, order).unflatten(1, (count, count))  # (B, n, n, 3, h, w)
-    whole: Tensor = mixed.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, *size)
+    mixed = cut.gather(1, order).view(batch, count, count, channels, h, w)
+    whole = mixed.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, *size)
     if size != (height, width):
         whole = functional.interpolate(whole, (height, width), mode="bilinear", antialias=True)
     return whole
