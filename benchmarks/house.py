@@ -79,6 +79,7 @@ class Touched:
         self.calls = 0  # of TENT's adapter
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        """Called by the interpreter for every call."""
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(str(PACKAGE)):
             return

@@ -6,7 +6,8 @@ import pytest
 
 from opentta import registry
 from opentta.bench.paper.tables import paper_settings
-from opentta.bench.plan.presets import expand, load_preset
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.presets import load_preset
 from opentta.bench.store.results import Record
 from opentta.bench.tune import (
     GRIDS,

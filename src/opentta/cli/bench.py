@@ -15,7 +15,7 @@ from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentta.bench.plan.cells import Cell
-    from opentta.bench.plan.presets import Preset
+    from opentta.bench.plan.preset import Preset
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Bench(Running):
     def run(self) -> int:
         """Plan, run, print the table, write the report."""
         from opentta.bench.plan.presets import plan_of
-        from opentta.bench.run.preflight import preflight
+        from opentta.bench.run.start import preflight
         from opentta.bench.store.plans import add_plan
         from opentta.bench.store.results import Store
 
@@ -106,7 +106,8 @@ class Bench(Running):
 
     def plan(self) -> tuple[Preset, list[Cell]]:
         """The preset and its cells as the arguments change them."""
-        from opentta.bench.plan.presets import expand, load_preset
+        from opentta.bench.plan.expand import expand
+        from opentta.bench.plan.presets import load_preset
 
         if self.full and self.preset != "mini":
             raise ConfigError(
@@ -156,9 +157,9 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     """What a run would do: a line a cell, then the sum and what it rests on."""
     from opentta.bench.plan.estimate import estimate
     from opentta.bench.plan.presets import plan_of, presets
+    from opentta.bench.plan.weights import NOT_LOOKED_UP
     from opentta.bench.run.progress import duration
-    from opentta.bench.run.weights import NOT_LOOKED_UP
-    from opentta.bench.store.plans import CLEAN
+    from opentta.bench.store.places import CLEAN
     from opentta.bench.store.results import Store
 
     console = make_console()

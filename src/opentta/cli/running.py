@@ -13,8 +13,8 @@ from opentta.cli.console import make_console, option, processors
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opentta.bench.plan.cells import Cell, Where
-    from opentta.bench.run.engine import Engine
+    from opentta.bench.plan.cells import Cell
+    from opentta.bench.run.engine import Engine, Where
     from opentta.bench.run.runner import Tally
     from opentta.bench.store.results import Store
 
@@ -68,7 +68,7 @@ class Running:
 
     def where(self) -> Where:
         """What the runner needs to find the data."""
-        from opentta.bench.plan.cells import Where
+        from opentta.bench.run.engine import Where
 
         root = "" if self.data_root is None else str(self.data_root)
         cache = None if self.cache is None else str(self.cache)

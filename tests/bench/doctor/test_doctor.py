@@ -390,7 +390,7 @@ def test_a_section_that_breaks_does_not_end_the_examination(monkeypatch, tmp_pat
 
 
 def test_without_torch_the_rest_is_still_told(monkeypatch, tmp_path):
-    for name in ("torch", "timm", "opentta.bench.plan.backbones", "opentta.bench.run.weights"):
+    for name in ("torch", "timm", "opentta.bench.plan.backbones", "opentta.bench.plan.weights"):
         monkeypatch.setitem(sys.modules, name, None)
     checks = by_topic(examine(results=tmp_path))
     assert checks["torch"].state == checks["backbone"].state == "problem"

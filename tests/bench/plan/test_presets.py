@@ -11,8 +11,8 @@ import pytest
 from opentta import registry
 from opentta.bench.paper.tables import paper_settings, paper_table
 from opentta.bench.plan.cells import Weights
-from opentta.bench.plan.expand import AS_PUBLISHED
-from opentta.bench.plan.presets import expand, load_preset, plan_of, presets
+from opentta.bench.plan.expand import AS_PUBLISHED, expand
+from opentta.bench.plan.presets import load_preset, plan_of, presets
 from opentta.bench.store.plans import Plan
 from opentta.bench.store.results import Store
 from opentta.config import make_config

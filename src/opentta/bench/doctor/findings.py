@@ -129,7 +129,7 @@ def _remarks(asked: str, full: str, file: Path | None) -> list[Check]:
 
 def _weights(full: str, file: Path | None) -> Check:
     """A file is loaded; without one the Hugging Face cache is looked at, never the network."""
-    from opentta.bench.run.weights import NOT_LOOKED_UP, find_weights, load_model
+    from opentta.bench.plan.weights import NOT_LOOKED_UP, find_weights, load_model
 
     try:
         found = find_weights(full, file, download=False)
