@@ -297,7 +297,7 @@ for i in range(int(sys.argv[3])):
 
 
 def writer(path, prefix, count=10**6):
-    code = WRITER.format(here=str(Path(__file__).parents[1]))
+    code = WRITER.format(here=str(Path(__file__).parent))
     command = [sys.executable, "-c", code, str(path), prefix, str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -385,7 +385,7 @@ print(moment)
 def test_a_writer_killed_before_any_single_system_call_does_no_harm(tmp_path, kind, moments):
     """Each open, write (half done), sync, rename, link and close of an append, one by one."""
     Store(tmp_path).append(full_record("first"), samples_of(400))
-    code = EVERY_MOMENT.format(here=str(Path(__file__).parents[1]))
+    code = EVERY_MOMENT.format(here=str(Path(__file__).parent))
     command = [sys.executable, "-c", code, tmp_path, kind]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

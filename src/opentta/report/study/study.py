@@ -269,7 +269,7 @@ def _unplanned(preset: str, records: Iterable[Record]) -> Section:
 
 def _placed(record: Record) -> Place:
     try:
-        return place_of(record)
+        return place_of(record.hash, record.cell)
     except (KeyError, TypeError, AttributeError, IndexError) as err:
         raise StoreError(
             f"expected the description of a stream in cell {record.hash}, but it has none that "
