@@ -275,7 +275,7 @@ def tuned_toml(tuned: Tuned, base: str | Path = "table1", folder: Path | None = 
         f"{id}, {', '.join(domains)} against {', '.join(oods)}, seed {', '.join(map(str, seeds))}"
     )
     if stream.id != tuned.preset.stream.share(id):
-        found += f", {stream.id.count} ID images a stream"
+        found += f", {stream.id.count} ID images per stream"
     lines = [
         f"extends = {_toml(_extended(base, folder))}",
         f"title = {_toml(f'{Path(base).stem} with {tuned.method} tuned')}",

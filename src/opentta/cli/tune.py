@@ -60,7 +60,7 @@ class Tune(Running):
     """How images are prepared. Left out: as in the base."""
 
     limit: Annotated[int | None, option("N")] = None
-    """At most this many ID images a stream, OOD images in proportion. Left out: all."""
+    """At most this many ID images per stream, OOD images in proportion. Left out: all."""
 
     out: Annotated[Path | None, option("FILE")] = None
     """Preset to write. Left out: BASE-METHOD.toml in this folder."""
