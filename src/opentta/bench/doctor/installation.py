@@ -77,7 +77,8 @@ def requirements() -> list[Requirement]:
     for each in map(standard.Requirement, lines):
         extra = re.search(r"extra == ['\"]([\w-]+)", str(each.marker or ""))
         minimums = [limit.version for limit in each.specifier if limit.operator == ">="]
-        out.append(Requirement(each.name, *(minimums or ["0"]), extra=extra[1] if extra else ""))
+        minimum = minimums[0] if minimums else "0"
+        out.append(Requirement(each.name, minimum, extra[1] if extra else ""))
     return out
 
 
