@@ -142,7 +142,7 @@ def _measure(
     def full() -> None:
         nonlocal timed
         timed = Timed(adapter)
-        notes = [Thumbnails(0).note]
+        notes = [Thumbnails(0).add]
         run_stream(cast(Any, timed), cast(Any, replay), Meter(), lambda done, values: None, notes)
 
     ratios, shares = [], []

@@ -24,12 +24,12 @@ from rich.progress import track
 from torch import Tensor
 
 import opentta
-from opentta.bench.plan.cells import Cell, Where
+from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.expand import expand
 from opentta.bench.plan.presets import load_preset
-from opentta.bench.run.settings import settings
-from opentta.bench.run.start import make_adapter
-from opentta.bench.run.weights import load_model
+from opentta.bench.plan.weights import load_model
+from opentta.bench.run.engine import Where
+from opentta.bench.run.start import make_adapter, repeatable
 from opentta.datasets import open_stream
 from opentta.metrics import auroc, hscore
 from opentta.parts.losses import entropy
@@ -69,7 +69,7 @@ def scored(logits: Tensor, own: Tensor) -> dict[str, Tensor]:
 
 def run(cell: Cell, where: Where) -> tuple[float, dict[str, float]]:
     """Accuracy of one method on one stream, and the AUC of its logits by every score; percent."""
-    with settings(cell):
+    with repeatable(cell):
         stream = open_stream(cell.stream, where.root, cache=where.cache)
         adapter = make_adapter(cell, load_model(cell.weights, device=cell.device), stream, where)
         labels, logits, own = [], [], []

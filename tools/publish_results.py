@@ -13,7 +13,8 @@ import gzip
 import shutil
 from pathlib import Path
 
-from opentta.bench.store.plans import FOLDER, Place, read_plans
+from opentta.bench.store.places import Place
+from opentta.bench.store.plans import FOLDER, read_plans
 from opentta.bench.store.results import LINES, PACKED, SIDE, Record, Store
 
 MOST = 15_000_000  # bytes of a published store

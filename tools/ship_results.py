@@ -14,8 +14,8 @@ from pathlib import Path
 from make_assets import HOME, put
 
 from opentta.assets import RESULTS
-from opentta.bench.plan.cells import EMBEDDED
-from opentta.bench.run.weights import find_weights
+from opentta.bench.plan.backbones import EMBEDDED
+from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.plans import read_plans
 from opentta.bench.store.results import Store
 from opentta.report.study.shipped import pack_shipped

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from opentta import registry
-from opentta.bench.paper.tables import paper_settings
-from opentta.bench.plan.presets import expand, load_preset
+from opentta.bench.paper.tables import paper_hyperparameters
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.presets import load_preset
 from opentta.bench.store.results import Record
 from opentta.bench.tune import (
     GRIDS,
@@ -52,7 +53,7 @@ def test_every_method_has_a_grid_with_valid_values():
 
 def test_grids_hold_the_papers_rates_and_the_defaults():
     """So that the search can come to the paper's choice, and the store has that cell already."""
-    for setting in paper_settings():
+    for setting in paper_hyperparameters():
         grid = GRIDS.get(setting.method, [[{}]])[0]
         stated = isinstance(setting.value, dict) and setting.name == "learning rate"
         if stated:
@@ -206,8 +207,8 @@ def test_the_written_preset_reads_back_and_changes_only_what_was_tuned(tmp_path)
 
 
 def test_a_search_on_fewer_images_says_so():
-    assert "500 ID images a stream" in tuned_toml(search(limit=500))
-    assert "ID images a stream" not in tuned_toml(search())
+    assert "500 ID images per stream" in tuned_toml(search(limit=500))
+    assert "ID images per stream" not in tuned_toml(search())
 
 
 def test_a_tuned_set_wins_over_what_the_base_says_of_it(tmp_path):

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from opentta.bench.plan.cells import Cell, Weights, Where
+from opentta.bench.plan.cells import Cell, Weights
+from opentta.bench.run.engine import Where
 from opentta.datasets.preprocess import paper
 from opentta.datasets.spec import Segment, Share, StreamSpec
 from opentta.datasets.wnids import imagenet_wnids

@@ -297,7 +297,7 @@ def test_mean_and_deviation_over_seeds():
 def test_columns_of_different_length_are_refused():
     with pytest.raises(ShapeError, match=r"label \(2,\), score \(3,\)"):
         m.auroc([0, -1], [1, 2, 3])
-    with pytest.raises(ShapeError, match="expected one value a sample"):
+    with pytest.raises(ShapeError, match="expected one value per sample"):
         m.accuracy([[0]], [[0]])
     with pytest.raises(ConfigError, match="id"):
         m.aupr([0, -1], [0, 1], "both")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from opentta.bench.store.plans import Place, Plan, add_plan
-from opentta.bench.store.results import LINES, Record, Store, content_hash
+from opentta.bench.store.files import content_hash
+from opentta.bench.store.places import Place
+from opentta.bench.store.plans import Plan, add_plan
+from opentta.bench.store.results import LINES, Record, Store
 from opentta.metrics.samples import Samples
 from opentta.metrics.summary import SHARES, summarize
 

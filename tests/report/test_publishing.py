@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stores import make_store, places, settled
 
-from opentta.bench.run.weights import find_weights
+from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.plans import Plan, add_plan
 from opentta.bench.store.results import Store
 from opentta.report.study.shipped import read_shipped

@@ -9,7 +9,7 @@ import pytest
 import tyro
 from stores import make_store, places
 
-from opentta.bench.store.results import StoreError
+from opentta.bench.store.files import StoreError
 from opentta.cli import main
 from opentta.cli.report import Report
 from opentta.errors import ConfigError, UnknownNameError

@@ -50,19 +50,19 @@ def _manifest() -> dict[str, Any]:
 
 @cache
 def _checked(name: str) -> bytes:
-    place = files(__package__).joinpath(name)
+    path = files(__package__).joinpath(name)
     try:
-        data = place.read_bytes()
+        data = path.read_bytes()
     except OSError as err:
         raise DataError(
-            f"the package's own file {place} cannot be read ({err.strerror or err}); install "
+            f"the package's own file {path} cannot be read ({err.strerror or err}); install "
             "opentta again"
         ) from err
     expected = _manifest()[name]["sha256"]
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
         raise DataError(
-            f"the package's own file {place} is damaged: expected SHA-256 {expected[:12]}... of "
+            f"the package's own file {path} is damaged: expected SHA-256 {expected[:12]}... of "
             f"{_manifest()[name]['bytes']:,} bytes, found {found[:12]}... of {len(data):,}; "
             "install opentta again"
         )

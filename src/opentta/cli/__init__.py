@@ -34,12 +34,12 @@ COMMANDS: tuple[tuple[str, type[Command]], ...] = (
 
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the ``opentta`` command."""
-    words = sys.argv[1:] if args is None else list(args)
-    if words[:1] == ["--version"]:
+    given = sys.argv[1:] if args is None else list(args)
+    if given[:1] == ["--version"]:
         make_console().print(f"opentta {opentta.__version__}", **PLAIN)
         sys.exit(0)
     try:
-        status = _parse(words).run()
+        status = _parse(given).run()
     except (OpenttaError, OSError) as error:  # OSError: no permission, no space on the disk
         make_console(stderr=True).print(f"error: {error}", **PLAIN)
         status = USAGE_ERROR
@@ -49,11 +49,11 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _parse(words: Sequence[str]) -> Command:
-    first = words[0] if words else ""
+def _parse(args: Sequence[str]) -> Command:
+    first = args[0] if args else ""
     if first and not first.startswith("-") and first not in dict(COMMANDS):
         raise unknown("command", first, dict(COMMANDS))
-    # A command's own help tells all of its docstring, the list of commands one line of each.
+    # A command's own help shows its whole docstring, the list of commands one line of each.
     choices: list[Any] = [
         Annotated[kind, subcommand(name, description=None if name == first else _idea(kind))]
         for name, kind in COMMANDS
@@ -64,13 +64,13 @@ def _parse(words: Sequence[str]) -> Command:
             cast(Any, Union[tuple(choices)]),  # noqa: UP007  # built from a list, not written out
             prog="opentta",
             description="Open-world test-time adaptation of Vision Transformers. "
-            "`opentta COMMAND --help` tells more of a command, `opentta --version` the version.",
-            args=words,
+            "`opentta COMMAND --help` describes a command, `opentta --version` shows the version.",
+            args=args,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         ),
     )
 
 
 def _idea(command: type[Command]) -> str:
-    """The first line of what a command says of itself."""
+    """The first line of a command's docstring."""
     return (command.__doc__ or "").strip().partition("\n")[0]

@@ -15,7 +15,7 @@ from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentta.bench.plan.cells import Cell
-    from opentta.bench.plan.presets import Preset
+    from opentta.bench.plan.preset import Preset
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Bench(Running):
     """ID sets. Left out: the preset's."""
 
     ood: Annotated[Names, option("SET [SET ...]")] = ()
-    """OOD sets, a stream each; a+b puts both into one. Left out: the preset's."""
+    """OOD sets, one stream each; a+b puts both into one. Left out: the preset's."""
 
     corruptions: Annotated[Names, option("NAME [NAME ...]")] = ()
     """Names such as fog snow. Left out: the preset's."""
@@ -61,10 +61,10 @@ class Bench(Running):
     Left out: the preset's."""
 
     batch_size: Annotated[int | None, option("N")] = None
-    """Images a batch. Left out: the preset's."""
+    """Images per batch. Left out: the preset's."""
 
     limit: Annotated[int | None, option("N")] = None
-    """At most this many ID images a stream, OOD images in proportion. Left out: all."""
+    """At most this many ID images per stream, OOD images in proportion. Left out: all."""
 
     set: Annotated[Names, option("METHOD.FIELD=VALUE [...]")] = ()
     """Fields of a method's config, such as sar.lr=0.02. Left out: the preset's."""
@@ -78,7 +78,7 @@ class Bench(Running):
     def run(self) -> int:
         """Plan, run, print the table, write the report."""
         from opentta.bench.plan.presets import plan_of
-        from opentta.bench.run.preflight import preflight
+        from opentta.bench.run.start import preflight
         from opentta.bench.store.plans import add_plan
         from opentta.bench.store.results import Store
 
@@ -106,7 +106,8 @@ class Bench(Running):
 
     def plan(self) -> tuple[Preset, list[Cell]]:
         """The preset and its cells as the arguments change them."""
-        from opentta.bench.plan.presets import expand, load_preset
+        from opentta.bench.plan.expand import expand
+        from opentta.bench.plan.presets import load_preset
 
         if self.full and self.preset != "mini":
             raise ConfigError(
@@ -147,18 +148,18 @@ def show_results(results: Path, preset: str, *, report: bool) -> None:
     print_table(build_table(study.section(preset)), console)
     if report:
         with say.status("writing the report") as status:
-            files = write_report(study, progress=lambda words: status.update(f"writing {words}"))
+            files = write_report(study, progress=lambda name: status.update(f"writing {name}"))
         page = next(path for path in files if path.suffix == ".html")
         say.print(f"report: {page} (and {len(files) - 1} files beside it)", **PLAIN)
 
 
 def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes: int) -> None:
-    """What a run would do: a line a cell, then the sum and what it rests on."""
+    """What a run would do: a line per cell, then the sum and what it rests on."""
     from opentta.bench.plan.estimate import estimate
     from opentta.bench.plan.presets import plan_of, presets
+    from opentta.bench.plan.weights import NOT_LOOKED_UP
     from opentta.bench.run.progress import duration
-    from opentta.bench.run.weights import NOT_LOOKED_UP
-    from opentta.bench.store.plans import CLEAN
+    from opentta.bench.store.places import CLEAN
     from opentta.bench.store.results import Store
 
     console = make_console()
@@ -168,10 +169,10 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     for cell in cells:
         mark = "stored" if cell.hash in stored else "to run"
         console.print(f"{cell.hash[:8]}  {mark}  {cell.title}", **PLAIN)
-    sum_up = estimate(cells, records)
+    total = estimate(cells, records)
     console.print(f"\n{preset.name}: {preset.title}", **PLAIN)
-    for name in plan_of(preset, cells, "").notes:
-        console.print(f"note: {name}", **PLAIN)
+    for note in plan_of(preset, cells, "").notes:
+        console.print(f"note: {note}", **PLAIN)
     corruptions = {cell.place.corruption for cell in cells} - {CLEAN}
     sizes = (
         counted(len({c.place.row for c in cells}), "row"),
@@ -179,16 +180,16 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
         counted(len({c.seed for c in cells}), "seed"),
     )
     console.print(
-        f"{sum_up.cells:,} cells ({', '.join(sizes)}), {sum_up.stored:,} of them stored; "
-        f"{sum_up.images:,} images in {sum_up.batches:,} batches",
+        f"{total.cells:,} cells ({', '.join(sizes)}), {total.stored:,} of them stored; "
+        f"{total.images:,} images in {total.batches:,} batches",
         **PLAIN,
     )
-    each = sum_up.seconds / processes
+    each = total.seconds / processes
     many = f"{processes} processes" if processes > 1 else "one process"
     console.print(f"about {duration(each)} with {many}, decoding not counted", **PLAIN)
-    for row, part in sum_up.rows.items():
-        console.print(f"  {row}: {part.cells:,} cells, {duration(part.seconds)}", **PLAIN)
-    assumed = ["sets have the sizes that their publishers state", *sum_up.assumptions]
+    for row, cost in total.rows.items():
+        console.print(f"  {row}: {cost.cells:,} cells, {duration(cost.seconds)}", **PLAIN)
+    assumed = ["sets have the sizes that their publishers state", *total.assumptions]
     if any(cell.weights.hash == NOT_LOOKED_UP for cell in cells):
         assumed.append("weights that are not on this disk: the hashes above are not the real ones")
     for assumption in assumed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol
 
@@ -10,7 +9,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
-"""Options of ``console.print`` for text that is no markup and must not be broken."""
+"""Options of ``console.print`` for text that is not markup and must not be broken."""
 
 
 class Command(Protocol):
@@ -33,10 +32,10 @@ def _default(written: str) -> str:
 def _several(kind: Callable[[str], Any]) -> Any:
     """One value or more behind an option; tyro alone would take none, too."""
 
-    def read(words: list[str]) -> tuple[Any, ...]:
-        if not words:
+    def read(values: list[str]) -> tuple[Any, ...]:
+        if not values:
             raise ValueError("expected at least one value, got none; leave it out for the default")
-        return tuple(kind(word) for word in words)
+        return tuple(kind(value) for value in values)
 
     def write(values: Sequence[Any]) -> list[str]:
         return [str(value) for value in values]
@@ -61,10 +60,3 @@ def make_console(stderr: bool = False) -> Any:
     from rich.console import Console
 
     return Console(stderr=stderr)
-
-
-def processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, subcommand
 
-from opentta.cli.console import PLAIN, Names, Numbers, make_console, option, processors
+from opentta.cli.console import PLAIN, Names, Numbers, make_console, option
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ class DataCheck:
     """Severity at which corrupted data sets are checked."""
 
     workers: Annotated[int | None, option("N")] = None
-    """Processes that look at the images. Left out: one a processor."""
+    """Processes that look at the images. Left out: one per processor."""
 
     def run(self) -> int:
         """Check, and print one table and one list."""
+        from opentta.bench.doctor.installation import processors
         from opentta.datasets.catalog import DATASETS
         from opentta.datasets.checking import check
 
@@ -56,7 +57,7 @@ class DataCheck:
                 names,
                 full=self.full,
                 severity=self.severity,
-                workers=self.workers or processors(),
+                workers=self.workers or max(int(processors()), 1),
                 progress=lambda name, done, total: status.update(f"{name}: {done:,} of {total:,}"),
             )
         _print_findings(console, self.root, findings, self.full)
@@ -89,7 +90,7 @@ class DataCorrupt:
     """Side of the centre crop; None corrupts images at the size they have."""
 
     workers: Annotated[int | None, option("N")] = None
-    """Processes. Left out: one a processor."""
+    """Processes. Left out: one per processor."""
 
     on_error: Literal["skip", "raise"] = "skip"
     """What a file that cannot be read does: left out and counted, or end of the run."""
@@ -98,7 +99,7 @@ class DataCorrupt:
     """Show a progress bar."""
 
     def run(self) -> int:
-        """Corrupt, and print one line a corruption and severity."""
+        """Corrupt, and print one line per corruption and severity."""
         from opentta.datasets.corrupt_folder import corrupt_folder
         from opentta.datasets.corruptions import CORRUPTIONS, check_request
 
@@ -141,7 +142,7 @@ class DataImagenetMini:
     """The folder, by custom ROOT/imagenet-mini where ROOT is your --data-root."""
 
     imagenet_val: Annotated[Path | None, option("FOLDER")] = None
-    """ImageNet-1k validation images, in one folder or in one a class."""
+    """ImageNet-1k validation images, in one folder or in one per class."""
 
     dtd: Annotated[Path | None, option("FOLDER")] = None
     """The Describable Textures Dataset, unpacked."""

@@ -13,7 +13,7 @@ from opentta.cli.running import RESULTS
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from opentta.bench.doctor.checkup import Check
+    from opentta.bench.doctor.installation import Check
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Doctor:
 
     def run(self) -> int:
         """Look, and print one table."""
-        from opentta.bench.doctor.findings import examine
+        from opentta.bench.doctor.examine import examine
 
         console = make_console()
         with make_console(stderr=True).status("looking"):
@@ -59,7 +59,7 @@ def make_table(checks: Sequence[Check], encoding: str = "utf-8") -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from opentta.bench.doctor.checkup import shown
+    from opentta.bench.doctor.installation import shown
 
     table = Table(box=box.ASCII2, title="opentta doctor", title_justify="left")
     table.add_column("state", no_wrap=True)

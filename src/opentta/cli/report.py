@@ -48,7 +48,7 @@ class Report:
                 study,
                 folder,
                 only=None if self.only == "all" else self.only,
-                progress=lambda words: status.update(f"writing {words}"),
+                progress=lambda name: status.update(f"writing {name}"),
             )
         console.print(f"{len(files)} files in {folder}", **PLAIN)
         for path in files:

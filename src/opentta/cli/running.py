@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from opentta.cli.console import make_console, option, processors
+from opentta.cli.console import make_console, option
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opentta.bench.plan.cells import Cell, Where
-    from opentta.bench.run.engine import Engine
+    from opentta.bench.plan.cells import Cell
+    from opentta.bench.run.engine import Engine, Where
     from opentta.bench.run.runner import Tally
     from opentta.bench.store.results import Store
 
@@ -46,10 +46,10 @@ class Running:
     Left out: the preset's, else full."""
 
     threads: Annotated[int | None, option("N")] = None
-    """Threads a cell; another number is another cell, as sums round differently. Left out: 1."""
+    """Threads per cell; another number is another cell, as sums round differently. Left out: 1."""
 
     processes: Annotated[int | None, option("N")] = None
-    """Cells at once, on this machine. Left out: one a GPU, or as many as threads allow."""
+    """Cells at once, on this machine. Left out: one per GPU, or as many as threads allow."""
 
     engine: Literal["local", "ray"] = "local"
     """Who runs the cells: this machine, or a Ray cluster (pip install 'opentta[ray]')."""
@@ -61,14 +61,14 @@ class Running:
     """Folder for prepared pixels; the next run reads them instead of images. Left out: none."""
 
     workers: Annotated[int, option("N")] = 0
-    """Processes that decode images, a cell."""
+    """Processes per cell that decode images."""
 
     graph: bool = True
     """On a GPU, record the library's methods as CUDA graphs: the same numbers, sooner."""
 
     def where(self) -> Where:
         """What the runner needs to find the data."""
-        from opentta.bench.plan.cells import Where
+        from opentta.bench.run.engine import Where
 
         root = "" if self.data_root is None else str(self.data_root)
         cache = None if self.cache is None else str(self.cache)
@@ -111,8 +111,10 @@ class Running:
             import torch
 
             return max(min(torch.cuda.device_count(), len(cells)), 1)
+        from opentta.bench.doctor.installation import processors
+
         threads = max((cell.threads for cell in cells), default=1)
-        return max(min(processors() // threads, len(cells)), 1)
+        return max(min(int(processors() // threads), len(cells)), 1)
 
     def run_all(self, cells: Sequence[Cell], store: Store, engine: Engine | None = None) -> Tally:
         """Run what is not stored yet, with a bar or with lines; ``cells`` may be empty."""

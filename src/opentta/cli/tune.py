@@ -15,9 +15,9 @@ from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
     from opentta.bench.plan.cells import Cell
-    from opentta.bench.store.plans import Place
+    from opentta.bench.store.places import Place
     from opentta.bench.store.results import Record
-    from opentta.bench.tuned import Tuned
+    from opentta.bench.tune import Tuned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,14 @@ class Tune(Running):
     """How images are prepared. Left out: as in the base."""
 
     limit: Annotated[int | None, option("N")] = None
-    """At most this many ID images a stream, OOD images in proportion. Left out: all."""
+    """At most this many ID images per stream, OOD images in proportion. Left out: all."""
 
     out: Annotated[Path | None, option("FILE")] = None
     """Preset to write. Left out: BASE-METHOD.toml in this folder."""
 
     def run(self) -> int:
         """Search, print the ranking, write the preset."""
-        from opentta.bench.run.preflight import preflight
+        from opentta.bench.run.start import preflight
         from opentta.bench.store.plans import Plan, add_plan
         from opentta.bench.store.results import Store
         from opentta.bench.tune import parse_grid, stages_of, tune, tune_preset, write_tuned

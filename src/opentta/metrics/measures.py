@@ -66,13 +66,13 @@ class Acceptance:
         """Share of the OOD samples that pass with at least ``accepted`` of the ID samples."""
         if not self.defined:
             return math.nan
-        return float(self.unknown[self._place(accepted)] / self.unknown[-1])
+        return float(self.unknown[self._index(accepted)] / self.unknown[-1])
 
     def threshold(self, accepted: float = ACCEPTED) -> float:
         """Lowest score at which at least ``accepted`` of the ID samples pass."""
         if self.known[-1] == 0:
             return math.nan
-        return float(self.thresholds[self._place(accepted) - 1])
+        return float(self.thresholds[self._index(accepted) - 1])
 
     def aupr(self, positive: str = "id") -> float:
         """Average precision with ``"id"`` or ``"ood"`` samples as the ones to find."""
@@ -100,7 +100,7 @@ class Acceptance:
         twice = int((np.diff(self.unknown) * (passing[1:] + passing[:-1])).sum())
         return twice / (2 * int(self.known[-1]) * int(self.unknown[-1]))
 
-    def _place(self, accepted: float) -> int:
+    def _index(self, accepted: float) -> int:
         if not 0 < accepted <= 1:
             raise ConfigError(f"expected a share above 0 and up to 1, got {accepted!r}")
         needed = math.ceil(accepted * int(self.known[-1]) - 1e-9)  # 0.95 is not exact in binary
@@ -238,8 +238,8 @@ def ece(
     if not counted.any():
         return math.nan
     stated, right = np.clip(stated[counted], 0, 1), correct(labels, classes)[counted]
-    place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], stated, side="left")  # (N,)
-    gap = np.bincount(place, right, bins) - np.bincount(place, stated, bins)
+    bin_of = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], stated, side="left")  # (N,)
+    gap = np.bincount(bin_of, right, bins) - np.bincount(bin_of, stated, bins)
     return float(np.abs(gap).sum() / len(stated))
 
 
@@ -284,5 +284,5 @@ def _columns(**columns: npt.ArrayLike) -> tuple[Array, ...]:
     shapes = {name: array.shape for name, array in arrays.items()}
     if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
         listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ShapeError(f"expected one value a sample in each column, (N,), got {listing}")
+        raise ShapeError(f"expected one value per sample in each column, (N,), got {listing}")
     return tuple(arrays.values())

@@ -1,4 +1,4 @@
-"""The meter: it watches predictions go by, and knows at the end what they were worth."""
+"""The meter: accumulates the predictions of a stream, and measures them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from opentta.errors import ConfigError, DataError, ShapeError
-from opentta.metrics.measures import Array, accuracy, hscore, ranked
+from opentta.metrics.measures import Array
 from opentta.metrics.samples import Samples
-from opentta.metrics.summary import summarize
+from opentta.metrics.summary import averaged, headline, summarize
 from opentta.types import UNKNOWN, Prediction
 
 Names = str | Sequence[str]
@@ -77,11 +77,11 @@ class Meter:
         origins: Sequence[str] = (),
         step: int | None = None,
     ) -> None:
-        """Note one batch of B samples.
+        """Add one batch of B samples.
 
         ``labels`` and ``index`` are the batch's, (B,). ``domain`` is its name, or B names where
         samples differ; ``origin`` likewise names the set a sample came from, or is a batch's, (B,)
-        places in ``origins``. ``step`` is the number of the batch; counted when left out.
+        indices into ``origins``. ``step`` is the number of the batch; counted when left out.
         """
         logits, size = prediction.logits.detach(), len(prediction.logits)
         score = prediction.ood_score.detach()
@@ -97,31 +97,31 @@ class Meter:
         if bool(self._origins) != (origin is not None) and self._steps:
             raise ConfigError("expected an origin with every batch or with none; pass it always")
         number = self._steps if step is None else step
-        places = {"step": np.full(size, number), "domain": _places(domain, size, self._domains)}
+        known = {"step": np.full(size, number), "domain": _numbers(domain, size, self._domains)}
         if isinstance(origin, Tensor):
-            own = _places(origins, len(origins), self._origins)
+            own = _numbers(origins, len(origins), self._origins)
             origin = torch.from_numpy(own).to(origin.device)[origin]
         elif origin is not None:
-            origin = torch.from_numpy(_places(origin, size, self._origins))
-        # from here on nothing can be refused: a batch is noted whole or not at all
+            origin = torch.from_numpy(_numbers(origin, size, self._origins))
+        # from here on nothing can be refused: a batch is added whole or not at all
         broken = logits.isnan().any(dim=1)
         logits = logits.float()
-        notes = self._waiting
-        notes.classes = min(notes.classes, logits.shape[1])
-        notes.add("label", torch.where(labels >= 0, labels, UNKNOWN))
-        notes.add("index", index.clone())
-        notes.add("predicted", torch.where(broken, UNKNOWN, prediction.labels))
-        notes.add("ood_score", score.clone())  # a captured graph writes its outputs again
-        notes.add("confidence", (logits.amax(dim=1) - logits.logsumexp(dim=1)).exp())
+        waiting = self._waiting
+        waiting.classes = min(waiting.classes, logits.shape[1])
+        waiting.add("label", torch.where(labels >= 0, labels, UNKNOWN))
+        waiting.add("index", index.clone())
+        waiting.add("predicted", torch.where(broken, UNKNOWN, prediction.labels))
+        waiting.add("ood_score", score.clone())  # a captured graph writes its outputs again
+        waiting.add("confidence", (logits.amax(dim=1) - logits.logsumexp(dim=1)).exp())
         if origin is not None:
-            notes.add("origin", origin)
+            waiting.add("origin", origin)
         grid = prediction.details.get(GRID)
         if grid is not None:
-            notes.add("score_grid", grid.detach().clone())  # (B, 11)
+            waiting.add("score_grid", grid.detach().clone())  # (B, 11)
         if "reset" in prediction.details:
-            notes.resets[number] = prediction.details["reset"].detach().any()
-        for name, numbers in places.items():
-            self._note(name, numbers)
+            waiting.resets[number] = prediction.details["reset"].detach().any()
+        for name, numbers in known.items():
+            self._add(name, numbers)
         self._steps += 1
         if self._steps % self.every == 0:
             self._fetch()
@@ -133,13 +133,7 @@ class Meter:
         the cost of a whole stream stays that of a few sorts.
         """
         if self._steps >= self._due:
-            samples = self.samples()
-            domains = [samples.take(samples.domain == i) for i in np.unique(samples.domain)]
-            acc = [accuracy(part.label, part.predicted) for part in domains]
-            auc = [_auroc(part) for part in domains]
-            h = [hscore(a, b) for a, b in zip(acc, auc, strict=True)]
-            means = [math.fsum(column) / len(column) for column in (acc, auc, h)]
-            self._running = dict(zip(("acc", "auroc", "h"), means, strict=True))
+            self._running = averaged(self.samples(), headline)
             self._due = self._steps + max(self.every, self._steps // 8)
         return dict(self._running)
 
@@ -160,11 +154,11 @@ class Meter:
         """All measures, as ``opentta.metrics.summarize`` gives them."""
         return summarize(self.samples(), groups=groups)
 
-    def _note(self, name: str, column: Array) -> None:
+    def _add(self, name: str, column: Array) -> None:
         self._parts.setdefault(name, []).append(column)
 
     def _fetch(self) -> None:
-        """Bring the waiting tensors over: one transfer a column, however many batches."""
+        """Bring the waiting tensors over: one transfer per column, however many batches."""
         columns = {name: _bring(parts) for name, parts in self._waiting.columns.items()}
         top = columns["label"].max(initial=UNKNOWN) if columns else UNKNOWN
         if top >= self._waiting.classes:
@@ -173,7 +167,7 @@ class Meter:
                 "take weights that know this class, or give an unknown sample the label -1"
             )
         for name, column in columns.items():
-            self._note(name, column)
+            self._add(name, column)
         flags = self._waiting.resets
         if flags:
             happened = torch.stack(list(flags.values())).cpu().tolist()
@@ -181,11 +175,11 @@ class Meter:
         self._waiting = _Waiting()
 
 
-def _places(names: Names, size: int, known: dict[str, int]) -> Array:
+def _numbers(names: Names, size: int, known: dict[str, int]) -> Array:
     """The number of each name, in the order in which names first appeared: (B,)."""
     listed = [names] * size if isinstance(names, str) else list(names)
     if len(listed) != size:
-        raise ShapeError(f"expected one name or {size}, one a sample, got {len(listed)}")
+        raise ShapeError(f"expected one name or {size}, one per sample, got {len(listed)}")
     return np.array([known.setdefault(name, len(known)) for name in listed], dtype=np.int64)
 
 
@@ -202,14 +196,3 @@ def _join(parts: list[Array]) -> Array:
     if len(parts) > 1:  # joined once: the next look copies only what came since
         parts[:] = [np.concatenate(parts)]
     return parts[0]
-
-
-def _auroc(samples: Samples) -> float:
-    """AUROC by torchmetrics, an implementation apart from the one behind the summary."""
-    from torchmetrics.functional.classification import binary_auroc  # seconds: only when looked at
-
-    if samples.known.all() or not samples.known.any():
-        return math.nan
-    levels, place = np.unique(ranked(samples.ood_score), return_inverse=True)
-    shares = torch.from_numpy(place / len(levels))  # in [0, 1], or it would apply a sigmoid
-    return float(binary_auroc(shares, torch.from_numpy(~samples.known).long(), validate_args=False))

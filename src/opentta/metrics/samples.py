@@ -27,7 +27,7 @@ _SAMPLE_COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The samples of a stream in the order of their arrival, one value a sample in each column.
+    """The samples of a stream in the order of their arrival, one value per sample in each column.
 
     Example:
         >>> samples = Samples(
@@ -39,15 +39,15 @@ class Samples:
         (3, [1, -1])
     """
 
-    index: Array  # (N,) place in the stream's list of samples
+    index: Array  # (N,) index into the stream's list of samples
     label: Array  # (N,) class, -1 for OOD
     predicted: Array  # (N,) class, -1 where the logits held a NaN
     ood_score: Array  # (N,) higher = more out-of-distribution
     confidence: Array  # (N,) largest softmax probability, NaN where there is none
     step: Array  # (N,) number of the batch
-    domain: Array  # (N,) place in domains
+    domain: Array  # (N,) index into domains
     domains: tuple[str, ...]
-    origin: Array | None = None  # (N,) place in origins
+    origin: Array | None = None  # (N,) index into origins
     origins: tuple[str, ...] = ()
     score_grid: Array | None = None  # (N, 11) OOD score at alpha = 0, 0.1, ... 1
     resets: Array | None = None  # (R,) steps at which the method reset itself
@@ -72,7 +72,7 @@ class Samples:
         return mask
 
     def take(self, rows: slice | Array) -> Samples:
-        """The samples of a slice, of a mask (N,) or of places, in their order."""
+        """The samples of a slice, of a mask (N,) or of indices, in their order."""
         columns = {name: getattr(self, name) for name in _SAMPLE_COLUMNS}
         taken = {name: column[rows] for name, column in columns.items() if column is not None}
         return replace(self, **taken)
@@ -98,7 +98,7 @@ class Samples:
         if self.origin is None:
             return ()
         seen = set(self.origin[~self.known].tolist())
-        return tuple(name for place, name in enumerate(self.origins) if place in seen)
+        return tuple(name for i, name in enumerate(self.origins) if i in seen)
 
     def to_arrays(self) -> dict[str, Array]:
         """Small arrays for a file, names included.

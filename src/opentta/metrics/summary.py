@@ -42,6 +42,12 @@ def score(samples: Samples) -> dict[str, float]:
     }
 
 
+def headline(samples: Samples) -> dict[str, float]:
+    """ACC, AUROC and H of the given samples together: what a progress bar shows."""
+    acc, auc = accuracy(samples.label, samples.predicted), auroc(samples.label, samples.ood_score)
+    return {"acc": acc, "auroc": auc, "h": hscore(acc, auc)}
+
+
 def summarize(
     samples: Samples,
     *,
@@ -60,21 +66,23 @@ def summarize(
     - ``windows``: ``first`` and ``last`` samples of each domain: label, size, ACC, AUROC and H
     - ``auroc_by_alpha``: AUROC for each column of the grid of scores, where there is one
     """
-    out: dict[str, Any] = {**_mean(samples, score)}
+    out: dict[str, Any] = {**averaged(samples, score)}
     present = [name for i, name in enumerate(samples.domains) if (samples.domain == i).any()]
     out["domains"] = {name: score(samples.of_domain(name)) for name in present}
-    out["origins"] = {name: _mean(samples.against(name), score) for name in samples.ood_origins()}
+    out["origins"] = {
+        name: averaged(samples.against(name), score) for name in samples.ood_origins()
+    }
     if groups:
-        out["groups"] = {g: _mean(samples.against(*names), score) for g, names in groups.items()}
+        out["groups"] = {g: averaged(samples.against(*names), score) for g, names in groups.items()}
     out["windows"] = {name: _window(samples, name, window) for name in ("first", "last")}
     if samples.score_grid is not None:
         columns = range(samples.score_grid.shape[1])
-        by_alpha = _mean(samples, lambda part: {str(c): _grid_auroc(part, c) for c in columns})
+        by_alpha = averaged(samples, lambda part: {str(c): _grid_auroc(part, c) for c in columns})
         out["auroc_by_alpha"] = [by_alpha.get(str(c), math.nan) for c in columns]
     return out
 
 
-def _mean(samples: Samples, measure: Callable[[Samples], dict[str, float]]) -> dict[str, float]:
+def averaged(samples: Samples, measure: Callable[[Samples], dict[str, float]]) -> dict[str, float]:
     """Mean over domains of each value that ``measure`` gives; counts are added up."""
     present = [i for i in range(len(samples.domains)) if (samples.domain == i).any()]
     parts = [measure(samples.take(samples.domain == i)) for i in present]
@@ -93,10 +101,9 @@ def _window(samples: Samples, name: str, size: int) -> dict[str, Any]:
         chosen = first if name == "first" else last
         labels.append(chosen.label)
         piece = part.take(chosen.rows)
-        acc, auc = accuracy(piece.label, piece.predicted), auroc(piece.label, piece.ood_score)
-        return {"acc": acc, "auroc": auc, "h": hscore(acc, auc), "size": len(piece)}
+        return {**headline(piece), "size": len(piece)}
 
-    values = _mean(samples, measure)
+    values = averaged(samples, measure)
     return {"label": " / ".join(dict.fromkeys(labels)), "asked": size, **values}
 
 

@@ -31,8 +31,8 @@ class Window:
     @property
     def label(self) -> str:
         """What to print beside a number of this window."""
-        words = f"{self.name} {self.stop - self.start}".strip()
-        return f"{words} (half of the stream, {self.asked} asked)" if self.cut else words
+        label = f"{self.name} {self.stop - self.start}".strip()
+        return f"{label} (half of the stream, {self.asked} asked)" if self.cut else label
 
     @property
     def rows(self) -> slice:
@@ -91,14 +91,14 @@ def along(
     names = ("acc", "auroc", "h", "rejected_id", "rejected_ood")
     out = {name: np.full(len(windows), np.nan) for name in names}
     out["position"] = np.array([(w.start + w.stop) / 2 for w in windows])
-    for place, window in enumerate(windows):
+    for i, window in enumerate(windows):
         part = samples.take(window.rows)
         acc, auc = accuracy(part.label, part.predicted), auroc(part.label, part.ood_score)
-        out["acc"][place], out["auroc"][place], out["h"][place] = acc, auc, hscore(acc, auc)
+        out["acc"][i], out["auroc"][i], out["h"][i] = acc, auc, hscore(acc, auc)
         above = rejected(part.ood_score, threshold)
         for name, mask in (("rejected_id", part.known), ("rejected_ood", ~part.known)):
             if mask.any() and not np.isnan(threshold):
-                out[name][place] = above[mask].mean()
+                out[name][i] = above[mask].mean()
     return out
 
 

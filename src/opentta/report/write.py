@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from opentta.bench.store.results import StoreError
+from opentta.bench.store.files import StoreError
 from opentta.errors import ConfigError, unknown
 from opentta.report.study.study import Study, load_study
 from opentta.report.tables.latex import to_latex

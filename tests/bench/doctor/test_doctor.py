@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from opentta.bench.doctor import checkup
-from opentta.bench.doctor import findings as doctor
-from opentta.bench.doctor.checkup import Check, Requirement, older, processors
-from opentta.bench.doctor.findings import check_backbone, check_data, examine
+from opentta.bench.doctor import examine as doctor
+from opentta.bench.doctor import installation
+from opentta.bench.doctor.examine import check_backbone, check_data, examine
+from opentta.bench.doctor.installation import Check, Requirement, older, processors
 from opentta.bench.store.results import Record, Store
 from opentta.cli.doctor import Doctor, make_table
 from opentta.datasets import imagenet_wnids
@@ -59,28 +59,28 @@ def test_versions_are_compared_by_their_numbers(version, minimum, expected):
 
 
 def test_the_minimums_are_those_of_the_package():
-    found = {each.name: each for each in checkup.requirements()}
+    found = {each.name: each for each in installation.requirements()}
     assert found["torch"].minimum == "2.6" and not found["torch"].extra
     assert found["ray"].extra == "ray"
 
 
 def test_here_nothing_is_amiss_with_the_software():
-    checks = checkup.check_software()
+    checks = installation.check_software()
     assert {check.state for check in checks} == {"ok"}
     assert "torch " in by_topic(checks)["packages"].found
 
 
 def with_versions(monkeypatch, **versions):
-    real = checkup.installed
+    real = installation.installed
     names = {name.replace("_", "-"): version for name, version in versions.items()}
     monkeypatch.setattr(
-        checkup, "installed", lambda name: names[name] if name in names else real(name)
+        installation, "installed", lambda name: names[name] if name in names else real(name)
     )
 
 
 def test_an_old_or_missing_package_is_a_problem_with_the_command_that_mends_it(monkeypatch):
     with_versions(monkeypatch, timm="0.6.11", scipy=None)
-    found = by_topic(checkup.check_software())
+    found = by_topic(installation.check_software())
     assert found["timm"].state == found["scipy"].state == "problem"
     assert "0.6.11" in found["timm"].found and "timm>=1.0.15" in found["timm"].advice
     assert "not installed" in found["scipy"].found
@@ -89,7 +89,7 @@ def test_an_old_or_missing_package_is_a_problem_with_the_command_that_mends_it(m
 
 def test_an_optional_package_may_be_absent_but_not_too_old(monkeypatch):
     with_versions(monkeypatch, ray=None, transformers="4.0")
-    found = by_topic(checkup.check_software())
+    found = by_topic(installation.check_software())
     assert found["ray"].state == "ok" and "opentta[ray]" in found["ray"].found
     assert found["transformers"].state == "note" and "opentta[hf]" in found["transformers"].advice
 
@@ -97,15 +97,15 @@ def test_an_optional_package_may_be_absent_but_not_too_old(monkeypatch):
 def test_any_opencv_will_do_but_not_two(monkeypatch):
     asked = [Requirement("opencv-python-headless", "4.9")]
     with_versions(monkeypatch, opencv_python_headless=None, opencv_python="4.10.0")
-    (only,) = checkup._packages(asked)
+    (only,) = installation._packages(asked)
     assert only.state == "ok" and "opencv-python 4.10.0" in only.found
     with_versions(monkeypatch, opencv_python_headless="4.11", opencv_python="4.10.0")
-    assert checkup._packages(asked)[1].state == "note"
+    assert installation._packages(asked)[1].state == "note"
 
 
 def test_an_old_python_is_a_problem(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 1, "final", 0))
-    assert checkup._python().state == "problem"
+    assert installation._python().state == "problem"
 
 
 def test_without_metadata_the_versions_are_still_told(monkeypatch):
@@ -114,7 +114,7 @@ def test_without_metadata_the_versions_are_still_told(monkeypatch):
 
     monkeypatch.setattr(metadata, "requires", nothing)
     monkeypatch.setattr(metadata, "metadata", nothing)
-    found = by_topic(checkup.check_software())
+    found = by_topic(installation.check_software())
     assert found["opentta"].state == "note"
     assert f"torch {metadata.version('torch')}" in found["packages"].found
 
@@ -126,7 +126,7 @@ def test_torch_and_torchvision_that_do_not_fit_are_a_problem(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist\nand more lines")
 
     monkeypatch.setattr(torchvision.ops, "nms", missing)
-    found = by_topic(checkup.check_software())["torch, torchvision"]
+    found = by_topic(installation.check_software())["torch, torchvision"]
     assert found.state == "problem"
     assert "nms does not exist" in found.found and "more lines" not in found.found
     assert "one command" in found.advice
@@ -136,9 +136,9 @@ def test_torch_and_torchvision_that_do_not_fit_are_a_problem(monkeypatch):
 
 
 def test_more_threads_than_processors_are_worth_a_note(monkeypatch):
-    monkeypatch.setattr(checkup, "processors", lambda: 2.0)
-    assert checkup._processors(2).state == "ok"
-    note = checkup._processors(8)
+    monkeypatch.setattr(installation, "processors", lambda: 2.0)
+    assert installation._processors(2).state == "ok"
+    note = installation._processors(8)
     assert note.state == "note" and "OMP_NUM_THREADS=2" in note.advice
 
 
@@ -175,20 +175,20 @@ def driver(tmp_path):
 
 
 def test_a_gpu_is_named_with_its_memory_driver_and_bfloat16(driver):
-    (check,) = checkup._gpus(fake_torch(True), driver)
+    (check,) = installation._gpus(fake_torch(True), driver)
     assert check.state == "ok"
     for part in ("NVIDIA Test", "24 GiB", "CUDA 12.8", "570.86.15", "bfloat16 yes"):
         assert part in check.found
-    (check,) = checkup._gpus(fake_torch(True, bf16=False), driver)
+    (check,) = installation._gpus(fake_torch(True, bf16=False), driver)
     assert check.state == "note" and "full" in check.advice
 
 
 def test_a_gpu_that_torch_does_not_see_is_a_problem(driver, tmp_path):
-    (check,) = checkup._gpus(fake_torch(False, cuda=None), driver)
+    (check,) = installation._gpus(fake_torch(False, cuda=None), driver)
     assert check.state == "problem" and "without CUDA" in check.found
-    (check,) = checkup._gpus(fake_torch(False), driver)
+    (check,) = installation._gpus(fake_torch(False), driver)
     assert check.state == "problem" and "CUDA 12.8" in check.found
-    (check,) = checkup._gpus(fake_torch(False), tmp_path / "absent")
+    (check,) = installation._gpus(fake_torch(False), tmp_path / "absent")
     assert check.state == "note"
 
 
@@ -282,7 +282,7 @@ def test_methods_of_other_packages_are_loaded_and_broken_ones_named(monkeypatch)
     entries = [FakeEntry("theirs"), FakeEntry("broken", loads=False), FakeEntry("tent")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
-    found = by_topic(checkup.check_plugins())
+    found = by_topic(installation.check_plugins())
     registry.unregister("theirs")
     assert found["method theirs"].state == "ok"
     assert found["method broken"].state == "problem"
@@ -344,36 +344,36 @@ def test_a_root_that_is_absent_or_empty_is_a_problem_and_none_a_note(tmp_path):
     assert check_data(None)[0].state == "note"
 
 
-# places
+# output
 
 
 def test_the_results_folder_is_tried_and_left_as_it_was(tmp_path):
     folder = tmp_path / "a" / "b"
-    check = checkup._results(folder)
+    check = installation._results(folder)
     assert check.state == "ok" and "no cell yet" in check.found
     assert list(tmp_path.iterdir()) == []
     Store(folder).append(Record(hash="a1", status="failed", reason="test"))
     before = sorted(tmp_path.rglob("*"))
-    assert checkup._results(folder).state == "ok"
+    assert installation._results(folder).state == "ok"
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_results_folder_that_cannot_be_used_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    assert checkup._results(tmp_path / "file").state == "problem"
+    assert installation._results(tmp_path / "file").state == "problem"
     (tmp_path / "results.jsonl").write_text("something else\n")
-    assert checkup._results(tmp_path).state == "problem"
+    assert installation._results(tmp_path).state == "problem"
     usage = SimpleNamespace(free=1024)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    full = checkup._results(tmp_path / "new")
+    full = installation._results(tmp_path / "new")
     assert full.state == "problem" and "space" in full.advice
 
 
 def test_an_output_without_the_characters_is_a_problem(monkeypatch):
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="ascii", isatty=lambda: False))
-    assert checkup._terminal().state == "problem"
+    assert installation._terminal().state == "problem"
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="utf-8", isatty=lambda: True))
-    assert checkup._terminal().state == "ok"
+    assert installation._terminal().state == "ok"
 
 
 # the whole
@@ -390,7 +390,7 @@ def test_a_section_that_breaks_does_not_end_the_examination(monkeypatch, tmp_pat
 
 
 def test_without_torch_the_rest_is_still_told(monkeypatch, tmp_path):
-    for name in ("torch", "timm", "opentta.bench.plan.backbones", "opentta.bench.run.weights"):
+    for name in ("torch", "timm", "opentta.bench.plan.backbones", "opentta.bench.plan.weights"):
         monkeypatch.setitem(sys.modules, name, None)
     checks = by_topic(examine(results=tmp_path))
     assert checks["torch"].state == checks["backbone"].state == "problem"

@@ -9,8 +9,8 @@ import pytest
 
 from opentta.bench.paper.tables import (
     AVERAGE,
-    paper_claims,
-    paper_settings,
+    paper_hyperparameters,
+    paper_margins,
     paper_table,
     paper_tables,
     paper_value,
@@ -103,7 +103,7 @@ def flat(value):
 
 
 def stated(section):
-    return [n for s in paper_settings() if s.section == section for n in flat(s.value)]
+    return [n for s in paper_hyperparameters() if s.section == section for n in flat(s.value)]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_whole_numbers_are_the_papers(tex):
 def test_every_claimed_margin_stands_in_the_text(tex):
     text = re.search(r"\\textbf\{Experimental Results\.\}.*?\\begin\{table", tex, re.DOTALL).group()
     margins = [float(n) for n in re.findall(r"(?<![\d.])(\d(?:\.\d)?)\\%", text)]
-    assert [claim.margin for claim in paper_claims()] == margins
+    assert [claim.margin for claim in paper_margins()] == margins
 
 
 # the audit
@@ -230,7 +230,7 @@ def test_the_deviations_of_visda_are_a_copy_of_table_4():
     assert deviations("visda") == deviations("table4")
 
 
-@pytest.mark.parametrize("claim", paper_claims(), ids=lambda c: f"{c.table}-{c.over}-{c.metric}")
+@pytest.mark.parametrize("claim", paper_margins(), ids=lambda c: f"{c.table}-{c.over}-{c.metric}")
 def test_a_claim_of_the_text_holds_exactly_where_it_is_said_to(claim):
     ours, theirs = (
         paper_value(claim.table, method, claim.id, AVERAGE, claim.metric).value

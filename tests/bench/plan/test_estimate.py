@@ -7,7 +7,8 @@ import pytest
 import opentta
 from opentta.bench.plan.cells import Cell, Weights
 from opentta.bench.plan.estimate import SPEED, count_images, estimate, forwards
-from opentta.bench.plan.presets import expand, load_preset
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.presets import load_preset
 from opentta.bench.store.results import Record
 from opentta.datasets.spec import Share, StreamSpec
 

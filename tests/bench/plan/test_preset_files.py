@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opentta.bench.plan.presets import FOLDER, expand, load_preset, plan_of
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.presets import FOLDER, load_preset, plan_of
 from opentta.errors import ConfigError, DataError, OpenttaError, UnknownNameError
 
 

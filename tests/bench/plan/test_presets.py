@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from opentta import registry
-from opentta.bench.paper.tables import paper_settings, paper_table
+from opentta.bench.paper.tables import paper_hyperparameters, paper_table
 from opentta.bench.plan.cells import Weights
-from opentta.bench.plan.expand import AS_PUBLISHED
-from opentta.bench.plan.presets import expand, load_preset, plan_of, presets
+from opentta.bench.plan.expand import AS_PUBLISHED, expand
+from opentta.bench.plan.presets import load_preset, plan_of, presets
 from opentta.bench.store.plans import Plan
 from opentta.bench.store.results import Store
 from opentta.config import make_config
@@ -162,7 +162,7 @@ FIELD_OF = {
 
 def test_fields_are_what_the_paper_states_for_each_set():
     compared = 0
-    for setting in paper_settings():
+    for setting in paper_hyperparameters():
         field = FIELD_OF.get((setting.method, setting.name)) or FIELD.get(setting.name)
         # The main text's rate of the affine network is not the appendix's, which has one a set.
         if field is None or setting.section == "ViT-L" or "appendix says" in setting.note:
@@ -179,7 +179,7 @@ def test_fields_are_what_the_paper_states_for_each_set():
 
 
 def test_vit_l_has_the_papers_rates():
-    for setting in paper_settings():
+    for setting in paper_hyperparameters():
         if setting.section == "ViT-L" and setting.method in ("ladder_affine", "stamp"):
             field = FIELD_OF.get((setting.method, setting.name)) or FIELD[setting.name]
             value = getattr(resolved(setting.method, "imagenet-r", VIT_L), field)

@@ -1,5 +1,6 @@
 """Claims: commands on one store share its cells, and none is lost when a command is killed."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from opentta.bench.plan.cells import Outcome
 from opentta.bench.run import claims
 from opentta.bench.run.claims import CLAIMS, Claims, Finished, Queue
+from opentta.bench.run.engine import Outcome
 from opentta.bench.run.local import LocalEngine
 from opentta.bench.run.runner import Tally, run_cells
-from opentta.bench.store.results import LINES, Record, Store, StoreError
+from opentta.bench.store.files import StoreError
+from opentta.bench.store.results import LINES, Record, Store
 
 
 class Pool:
@@ -145,17 +147,17 @@ def test_a_lock_on_a_file_that_was_removed_is_no_claim(store, monkeypatch):
     """Between opening a file and locking it, its holder may remove it and another make it anew."""
     first, second, third = Claims(store), Claims(store), Claims(store)
     assert first.take("a1")
-    real = claims.fcntl.flock
+    real = fcntl.flock
     meanwhile = []
 
     def flock(handle, how):
-        if how & claims.fcntl.LOCK_EX and not meanwhile:
+        if how & fcntl.LOCK_EX and not meanwhile:
             meanwhile.append(True)
             first.release("a1")
             assert second.take("a1")
         real(handle, how)
 
-    monkeypatch.setattr(claims.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     assert not third.take("a1") and meanwhile
     second.release("a1")
     assert third.take("a1")

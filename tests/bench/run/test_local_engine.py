@@ -13,8 +13,8 @@ import pytest
 from trees import same
 
 import opentta
-from opentta.bench.plan.cells import Where
 from opentta.bench.run import local
+from opentta.bench.run.engine import Where
 from opentta.bench.run.local import LocalEngine, visible_gpus
 from opentta.bench.run.runner import run_cell
 from opentta.errors import ConfigError

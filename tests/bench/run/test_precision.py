@@ -7,9 +7,8 @@ import torch
 
 from opentta.bench.plan.expand import expand
 from opentta.bench.plan.presets import load_preset
-from opentta.bench.run.settings import settings
-from opentta.bench.run.start import make_adapter
-from opentta.bench.run.weights import load_model
+from opentta.bench.plan.weights import load_model
+from opentta.bench.run.start import make_adapter, repeatable
 from opentta.cli.bench import Bench
 from opentta.datasets.catalog import open_stream
 from opentta.errors import ConfigError, UnknownNameError
@@ -53,7 +52,7 @@ def before(request, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["full", "tf32", "bfloat16"])
 def test_a_cell_on_a_gpu_multiplies_as_it_asks_and_repeats_its_results(bench, before, precision):
-    with settings(bench.cell(device="cuda", precision=precision)):
+    with repeatable(bench.cell(device="cuda", precision=precision)):
         inside = flags()
     low = precision == "tf32"
     assert inside["cudnn.allow_tf32"] is low and inside["matmul.allow_tf32"] is low
@@ -64,14 +63,14 @@ def test_a_cell_on_a_gpu_multiplies_as_it_asks_and_repeats_its_results(bench, be
 
 def test_the_flags_are_put_back_after_a_cell_that_fails(bench, before):
     cell = bench.cell(device="cuda", precision="tf32", threads=torch.get_num_threads() + 1)
-    with pytest.raises(ZeroDivisionError), settings(cell):
+    with pytest.raises(ZeroDivisionError), repeatable(cell):
         assert flags() != before
         raise ZeroDivisionError
     assert flags() == before
 
 
 def test_a_cell_on_a_cpu_leaves_the_flags_alone(bench, before):
-    with settings(bench.cell(threads=torch.get_num_threads())):
+    with repeatable(bench.cell(threads=torch.get_num_threads())):
         assert flags() == before
 
 

@@ -7,9 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from opentta.bench.plan.cells import Outcome, Progress
 from opentta.bench.run import progress
-from opentta.bench.run.engine import failure
+from opentta.bench.run.engine import Outcome, Progress, failure
 from opentta.bench.run.progress import Display, duration, measures, work
 from opentta.bench.store.results import Record
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from trees import same
 
-from opentta.bench.plan.cells import Progress
 from opentta.bench.run import ray_engine
+from opentta.bench.run.engine import Progress
 from opentta.bench.run.local import LocalEngine
 from opentta.bench.run.ray_engine import Board, RayEngine
 from opentta.errors import ConfigError

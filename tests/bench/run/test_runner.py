@@ -10,13 +10,13 @@ import torch
 from trees import CLASSES, CORRUPTIONS, Bench, same
 
 import opentta
-from opentta.bench.plan.cells import Outcome, Where
+from opentta.bench.plan.weights import load_model
 from opentta.bench.run import measure, runner
-from opentta.bench.run.engine import failure, one_line
+from opentta.bench.run.engine import Outcome, Where, failure, one_line
 from opentta.bench.run.local import LocalEngine
 from opentta.bench.run.runner import Tally, run_cell, run_cells, run_stream
-from opentta.bench.run.weights import load_model
-from opentta.bench.store.results import Record, Store, StoreError
+from opentta.bench.store.files import StoreError
+from opentta.bench.store.results import Record, Store
 from opentta.datasets.catalog import open_stream
 from opentta.datasets.spec import Share
 from opentta.datasets.wnids import imagenet_wnids

@@ -26,7 +26,7 @@ def noted(seed=0, count=200, known=0.5):
     thumbnails = Thumbnails(seed)
     labels = []
     for batch in batches(count, known):
-        thumbnails.note(batch)
+        thumbnails.add(batch)
         labels += batch.labels.tolist()
     rows = [row for row, _ in thumbnails.chosen()]
     return rows, [labels[row] for row in rows], thumbnails

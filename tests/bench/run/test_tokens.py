@@ -24,7 +24,7 @@ def batch(size, start):
 def test_the_tail_is_the_end_of_the_stream_whatever_the_batches(sizes):
     tail, start = Tail(last=5), 0
     for size in sizes:
-        tail.note(batch(size, start))
+        tail.add(batch(size, start))
         start += size
     kept = torch.cat(tail.batches())[:, 0, 0, 0]
     expected = list(range(max(start - 5, 0), start))

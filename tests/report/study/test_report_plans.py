@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from stores import cell_of, make_store, places, record_of, settled, write_records
 
+from opentta.bench.store.files import content_hash
 from opentta.bench.store.plans import Plan, add_plan
-from opentta.bench.store.results import Record, content_hash
+from opentta.bench.store.results import Record
 from opentta.report.study.study import gaps, load_study
 from opentta.report.write import file_names
 

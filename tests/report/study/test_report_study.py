@@ -13,8 +13,8 @@ from stores import (
     write_records,
 )
 
+from opentta.bench.store.files import StoreError
 from opentta.bench.store.plans import Plan, add_plan
-from opentta.bench.store.results import StoreError
 from opentta.errors import UnknownNameError
 from opentta.report.study.provenance import facts, warnings
 from opentta.report.study.study import load_study

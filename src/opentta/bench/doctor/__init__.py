@@ -1,1 +1,1 @@
-"""Looks for the usual traps of a benchmark on this machine."""
+"""Looks for what would make a benchmark fail here, or change its numbers."""

@@ -74,8 +74,8 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A hyper-parameter that the paper states; ``value`` is a number, a list, or one a set."""
+class Hyperparameter:
+    """A hyper-parameter that the paper states; ``value``: a number, a list, or one per ID set."""
 
     section: str
     method: str | None  # None: all methods
@@ -85,7 +85,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Margin:
     """A margin between two averages that the text states; ``holds``: the table agrees."""
 
     table: str
@@ -135,24 +135,24 @@ def paper_value(table: str, method: str, id: str, ood: str, metric: str = "h") -
     return paper_table(table).values.get((method, id, ood, metric))
 
 
-def paper_settings() -> tuple[Setting, ...]:
+def paper_hyperparameters() -> tuple[Hyperparameter, ...]:
     """Every hyper-parameter that the paper states.
 
     Example:
-        >>> [s.value for s in paper_settings() if s.method == "stamp" and s.name == "alpha"]
+        >>> [p.value for p in paper_hyperparameters() if p.method == "stamp" and p.name == "alpha"]
         [0.8, 0.8]
     """
-    return tuple(Setting(**setting) for setting in _data()["settings"])
+    return tuple(Hyperparameter(**stated) for stated in _data()["settings"])
 
 
-def paper_claims() -> tuple[Claim, ...]:
+def paper_margins() -> tuple[Margin, ...]:
     """The margins that the paper's text states.
 
     Example:
-        >>> [claim.margin for claim in paper_claims() if not claim.holds]
+        >>> [stated.margin for stated in paper_margins() if not stated.holds]
         [4.5]
     """
-    return tuple(Claim(**claim) for claim in _data()["claims"])
+    return tuple(Margin(**claim) for claim in _data()["claims"])
 
 
 @cache
@@ -172,13 +172,13 @@ def _table(entry: Mapping[str, Any]) -> PaperTable:
     marks = {(m["method"], m["id"], m["ood"], m["metric"]): m for m in entry["marks"]}
     values: dict[tuple[str, str, str, str], PaperValue] = {}
     for row in entry["rows"]:
-        for place, ood in enumerate(sets):
+        for i, ood in enumerate(sets):
             for column, metric in enumerate(metrics):
                 key = (row["method"], row["id"], ood, metric)
                 mark = marks.get(key, {})
                 values[key] = PaperValue(
-                    value=row["values"][place][column],
-                    std=row["std"][place][column] if "std" in row else None,
+                    value=row["values"][i][column],
+                    std=row["std"][i][column] if "std" in row else None,
                     known_wrong=mark.get("kind") == "wrong",
                     suspect=mark.get("kind") == "suspect",
                     reason=mark.get("reason", ""),

@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
 
-from opentta.bench.plan.cells import EMBEDDED
+from opentta import assets
 from opentta.datasets import preprocess
 from opentta.errors import ConfigError, UnknownNameError, unknown
 from opentta.models.normalization import NAMED
 
+EMBEDDED = "embedded"
+"""Name of the backbone that the package ships."""
 PAPER_TAG = "augreg_in21k_ft_in1k"
 PAPER_BACKBONES = (f"vit_base_patch16_224.{PAPER_TAG}", f"vit_large_patch16_224.{PAPER_TAG}")
 """The two checkpoints that the paper's numbers belong to."""
@@ -59,19 +58,6 @@ def is_backbone(name: str) -> bool:
     """
     meant = "." in name or name.startswith(("vit_", "deit")) or timm.is_model(name)
     return name == EMBEDDED or (meant and bool(full_name(name)))
-
-
-def embedded_model() -> VisionTransformer:
-    """The backbone that the package ships: ``opentta.assets.model()``, with its numbers."""
-    make = None
-    if find_spec("opentta.assets") is not None:
-        make = getattr(import_module("opentta.assets"), "model", None)
-    if make is None:
-        raise ConfigError(
-            "this version ships no backbone; name one of timm's, such as " + PAPER_BACKBONES[0]
-        )
-    model: VisionTransformer = make()
-    return model
 
 
 def remarks(name: str, preprocessing: str) -> tuple[str, ...]:
@@ -150,7 +136,7 @@ def size_of(name: str) -> Size:
         12
     """
     if name == EMBEDDED:
-        model = embedded_model()
+        model = assets.model()
     else:
         with torch.device("meta"):  # no memory, no random numbers
             model = timm.create_model(full_name(name), pretrained=False)
@@ -180,7 +166,7 @@ def _unknown_backbone(name: str) -> UnknownNameError:
 def timm_config(name: str) -> Mapping[str, Any]:
     """How timm describes a checkpoint: tag, input size, mean and std."""
     if name == EMBEDDED:
-        own: Mapping[str, Any] = embedded_model().pretrained_cfg
+        own: Mapping[str, Any] = assets.model().pretrained_cfg
         return own
     config: Mapping[str, Any] = timm.models.get_pretrained_cfg(name).to_dict()
     return config

@@ -2,30 +2,25 @@
 
 The description is what is hashed: two cells with one hash give the same numbers on the same kind
 of machine. What does not change numbers (where the data lie, how many processes read it, which
-preset asked) is no part of it.
+preset asked) is not part of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from functools import cached_property
 from typing import Any
 
 from opentta import registry
-from opentta.bench.store.files import plain
-from opentta.bench.store.plans import CLEAN, Place
-from opentta.bench.store.results import Record, content_hash
+from opentta.bench.store.files import content_hash, plain
+from opentta.bench.store.places import Place, place_of
 from opentta.config import make_config
 from opentta.datasets.spec import Share, StreamSpec
 from opentta.errors import ConfigError, unknown
-from opentta.metrics.samples import Array, Samples
 
 DEVICES = ("cpu", "cuda")
 PRECISIONS = ("full", "tf32", "bfloat16")
-EMBEDDED = "embedded"
-"""Name of the backbone that the package ships."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class Cell:
                 "leave the precision out, or use a GPU"
             )
         if self.threads < 1:
-            raise ConfigError(f"expected at least 1 thread a cell, got {self.threads}")
+            raise ConfigError(f"expected at least 1 thread per cell, got {self.threads}")
         _ = self.config  # a mistyped field is an error now, not after an hour
 
     @property
@@ -101,7 +96,7 @@ class Cell:
         description = {
             "method": self.method,
             "version": method.version,
-            # a field that came later is told where it is used: older results keep their hash
+            # a later field is listed only where it is used: older results keep their hash
             "config": {k: v for k, v in config.items() if k not in new or v != new[k]},
             "backbone": self.weights.name,
             "weights": self.weights.hash,
@@ -123,23 +118,10 @@ class Cell:
         """Name of the cell in the store."""
         return content_hash(self.describe())
 
-    @property
+    @cached_property
     def place(self) -> Place:
         """Where the cell belongs in a table."""
-        segments = self.stream.segments
-        corruptions = [name for segment in segments for name in segment.corruptions]
-        return Place(
-            hash=self.hash,
-            row=self.row or self.method,
-            method=self.method,
-            backbone=self.weights.name,
-            id=self.stream.id.name,
-            ood="+".join(share.name for share in self.stream.ood),
-            corruption="+".join(corruptions) or CLEAN,
-            severity=segments[0].severity,
-            seed=self.seed,
-            settings=plain(self.settings),
-        )
+        return place_of(self.hash, self.describe(), self.row, plain(self.settings))
 
     @property
     def title(self) -> str:
@@ -150,35 +132,3 @@ class Cell:
             parts.insert(1, place.id)
         parts += [f"{name}={value}" for name, value in self.settings.items()]
         return " · ".join(part for part in parts if part)
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where and how a cell is run: no part of a result, so no part of a hash."""
-
-    root: str = ""  # folder of the data sets; nothing for what the package ships
-    cache: str | None = None  # folder of prepared pixels
-    workers: int = 0  # processes that decode images, a cell
-    graph: bool = True  # on a GPU, play the library's methods back from recordings: sooner
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What running a cell gave: a line for the store and the arrays beside it."""
-
-    record: Record
-    samples: Samples | None = None
-    extras: Mapping[str, Array] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a cell has come, for a bar or a line; measures are shares, NaN where unknown."""
-
-    hash: str
-    title: str
-    done: int  # batches
-    total: int  # batches; 0: not known yet
-    acc: float
-    auroc: float
-    h: float

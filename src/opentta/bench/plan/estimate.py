@@ -11,16 +11,17 @@ from typing import Any
 from opentta import registry
 from opentta.bench.plan.backbones import size_of
 from opentta.bench.plan.cells import Cell
-from opentta.bench.store.results import Record, content_hash
+from opentta.bench.store.files import content_hash
+from opentta.bench.store.results import Record
 from opentta.datasets.catalog import DATASETS
 from opentta.datasets.spec import Share, StreamSpec
 
 SPEED = {"cpu": 40e9, "cuda": 15e12}
-"""Assumed operations a second: of one thread, and of a GPU."""
+"""Assumed operations per second: of one thread, and of a GPU."""
 
 
 @dataclass(frozen=True)
-class Part:
+class RowCost:
     """The share of one row of the table."""
 
     cells: int = 0  # not stored yet
@@ -37,7 +38,7 @@ class Estimate:
     images: int  # of those that are not
     batches: int
     seconds: float
-    rows: Mapping[str, Part] = field(default_factory=dict)
+    rows: Mapping[str, RowCost] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
 
@@ -53,7 +54,7 @@ def count_images(spec: StreamSpec) -> tuple[int, int]:
 
 
 def forwards(cell: Cell) -> float:
-    """Forward passes an image that a method's step is worth, backwards included.
+    """Forward passes per image that a method's step is worth, backwards included.
 
     Example:
         >>> from opentta.bench.plan.cells import Weights
@@ -71,12 +72,13 @@ def estimate(
     """What the cells cost that ``records`` do not hold yet.
 
     The time of a cell is, in this order: what a stored cell of the same method, backbone, device
-    and batch size took an image; the method's count of forwards times a plain forward, which is
-    ``forward`` (seconds an image), else what stored cells of the backbone say, else an assumption
+    and batch size took per image; the method's count of forwards times a plain forward, which is
+    ``forward`` (seconds per image), else what stored cells of the backbone say, else an assumption
     about the machine. Decoding images is not in it.
 
     Example:
-        >>> from opentta.bench.plan.presets import expand, load_preset
+        >>> from opentta.bench.plan.expand import expand
+        >>> from opentta.bench.plan.presets import load_preset
         >>> cells = expand(load_preset("runtime"), download=False)
         >>> estimate(cells, forward=0.001).images, round(estimate(cells[:1], forward=0.001).seconds)
         (605000, 55)
@@ -85,26 +87,26 @@ def estimate(
     stored = {record.hash for record in done}
     todo = [cell for cell in cells if cell.hash not in stored]
     timing = _Timing(done, forward)
-    rows: dict[str, Part] = {}
+    rows: dict[str, RowCost] = {}
     images = batches = 0
     for cell in todo:
         passes = (cell.stream.passes or 1) * len(cell.stream.segments)
-        a_segment = sum(count_images(cell.stream))
+        per_segment = sum(count_images(cell.stream))
         size = cell.stream.batch_size
-        full = a_segment // size
-        batches += passes * (full if cell.stream.drop_last else math.ceil(a_segment / size))
-        seen = passes * (full * size if cell.stream.drop_last else a_segment)
+        full = per_segment // size
+        batches += passes * (full if cell.stream.drop_last else math.ceil(per_segment / size))
+        seen = passes * (full * size if cell.stream.drop_last else per_segment)
         images += seen
-        row, old = cell.row or cell.method, rows.get(cell.row or cell.method, Part())
+        row, old = cell.row or cell.method, rows.get(cell.row or cell.method, RowCost())
         seconds = old.seconds + seen * timing.of(cell)
-        rows[row] = Part(old.cells + 1, old.images + seen, seconds)
-    total = sum(part.seconds for part in rows.values())
+        rows[row] = RowCost(old.cells + 1, old.images + seen, seconds)
+    total = sum(cost.seconds for cost in rows.values())
     assumed = tuple(timing.assumptions)
     return Estimate(len(cells), len(cells) - len(todo), images, batches, total, rows, assumed)
 
 
 class _Timing:
-    """Seconds an image, from what was measured where it was, and what had to be assumed."""
+    """Seconds per image, from what was measured where it was, and what had to be assumed."""
 
     def __init__(self, records: Sequence[Record], forward: float | None) -> None:
         self.assumptions: dict[str, None] = {}
@@ -124,7 +126,7 @@ class _Timing:
         described = cell.describe()
         for key in _keys(described):
             if key in self._measured:
-                text = "times an image are those of stored cells where there are some"
+                text = "times per image are those of stored cells where there are some"
                 self.assumptions[text] = None
                 return median(self._measured[key])
         counted = "cost" in vars(registry.method(cell.method)) or cell.method in registry.BUILT_IN
@@ -139,11 +141,11 @@ class _Timing:
     def _plain_forward(self, cell: Cell, described: Mapping[str, Any]) -> float:
         measured = self._plain.get(_machine(described))
         if self._forward is not None:
-            self.assumptions[f"a plain forward takes {self._forward:.3g} s an image"] = None
+            self.assumptions[f"a plain forward takes {self._forward:.3g} s per image"] = None
             return self._forward
         if measured:
             seconds = median(measured)
-            text = f"a plain forward takes {seconds:.3g} s an image, as stored cells measured"
+            text = f"a plain forward takes {seconds:.3g} s per image, as stored cells measured"
             self.assumptions[text] = None
             return seconds
         threads = cell.threads if cell.device == "cpu" else 1
@@ -152,7 +154,7 @@ class _Timing:
         where = f"{threads} thread(s)" if cell.device == "cpu" else "a GPU"
         self.assumptions[
             f"{where} can do {speed / 1e9:.0f} GFLOP/s, not measured: a plain forward of "
-            f"{cell.weights.name} takes {seconds:.3g} s an image"
+            f"{cell.weights.name} takes {seconds:.3g} s per image"
         ] = None
         return seconds
 

@@ -13,9 +13,9 @@ from opentta.bench.plan.backbones import full_name, size_of, stream_preset
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.preset import JOIN, Grid, Preset, StreamSettings
 from opentta.bench.plan.preset_file import check_grid, named
-from opentta.bench.run.weights import find_weights
+from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.files import plain
-from opentta.bench.store.plans import CLEAN
+from opentta.bench.store.places import CLEAN
 from opentta.config import make_config
 from opentta.datasets.catalog import DATASETS
 from opentta.datasets.spec import Segment, Share, StreamSpec

@@ -23,7 +23,8 @@ from opentta.bench.plan.preset import (
     Variant,
     is_method,
 )
-from opentta.bench.store.plans import CLEAN, KINDS
+from opentta.bench.store.places import CLEAN
+from opentta.bench.store.plans import KINDS
 from opentta.config import make_config
 from opentta.datasets.catalog import DATASETS
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS

@@ -6,18 +6,20 @@ it back when the process that holds it ends, however it ends, so none outlives i
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from opentta.bench.plan.cells import Cell
-from opentta.bench.store.results import LINES, Store, StoreError
+from opentta.bench.store.files import StoreError, try_lock, unlock
+from opentta.bench.store.results import LINES, Store
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 CLAIMS = "claims"
 POLL = 1.0  # seconds between two looks at cells that another command has in hand
-_handles: set[int] = set()  # open in this process
 
 
 class Finished:
@@ -37,7 +39,7 @@ class Finished:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._hashes: set[str] = set()
-        self._place = 0  # behind the last line that was complete
+        self._offset = 0  # of the byte behind the last complete line
         self._size = 0
 
     def __contains__(self, hash: str) -> bool:
@@ -53,9 +55,9 @@ class Finished:
         size = lines.stat().st_size if lines.exists() else 0
         if size == self._size:
             return
-        if size < self._place:  # lines were removed by hand, or taken back from a full disk
-            self._hashes, self._place = set(), 0
-        records, self._place = self._store.read_on(self._place)
+        if size < self._offset:  # lines were removed by hand, or taken back from a full disk
+            self._hashes, self._offset = set(), 0
+        records, self._offset = self._store.read_on(self._offset)
         self._hashes |= {record.hash for record in records if record.ok}
         self._size = size
 
@@ -77,45 +79,27 @@ class Claims:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._folder = store.path / CLAIMS
-        self._held: dict[str, int] = {}
+        self._held: dict[str, BaseFileLock] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, hash: str) -> bool:
         """Whether the cell is this command's from now on; never waits."""
-        while True:
-            with self._store.explained("claim a cell in"):
+        with self._store.explained("claim a cell in"):
+            while True:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    handle = os.open(self._folder / hash, os.O_RDWR | os.O_CREAT, 0o666)
-                except FileNotFoundError:  # the folder was cleared away just now
-                    continue
-                _handles.add(handle)
-                locked = False
-                try:
-                    with suppress(BlockingIOError):  # another command has it
-                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        locked = True
-                    # its last holder may have removed the file after it was opened here
-                    valid = locked and self._is_current(handle, hash)
-                except BaseException:
-                    _close(handle)
-                    raise
-            if valid:
-                self._held[hash] = handle
-                return True
-            _close(handle)
-            if not locked:
-                return False
+                with suppress(FileNotFoundError):  # the folder was cleared away just now
+                    lock = try_lock(self._folder / hash)
+                    break
+        if lock is not None:
+            self._held[hash] = lock
+        return lock is not None
 
     def release(self, hash: str) -> None:
         """Let others have it; a cell that finished must be stored before."""
-        handle = self._held.pop(hash, None)
-        if handle is not None:
-            with suppress(OSError):  # a file that stays is empty and locked by nobody
-                (self._folder / hash).unlink()  # while it is locked: nobody else has claimed it
-            _close(handle)
+        if hash in self._held:
+            unlock(self._held.pop(hash))
 
     def close(self) -> None:
         """Release all, and clear away what killed commands have left."""
@@ -128,13 +112,6 @@ class Claims:
                     self.release(hash)
             self._folder.rmdir()  # refused while another command has claims
 
-    def _is_current(self, handle: int, hash: str) -> bool:
-        try:
-            named = (self._folder / hash).stat()
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(handle))
-
 
 class Queue:
     """The cells that are left, given out one by one as they are asked for, each claimed before.
@@ -142,8 +119,8 @@ class Queue:
     A cell that another living command has in hand comes last: once it is stored it is skipped, and
     if that command ended without storing it, it is given out. While there is nothing but such
     cells, the queue gives None where cells that it gave out are still in hand, for whoever asks
-    must go on with them; else it waits. ``skipped`` is told of cells that need no computing,
-    ``waiting`` of the number that it waits for.
+    must go on with them; else it waits. ``skipped`` is called with each cell that need not be
+    computed, ``waiting`` with the number of cells that it waits for.
     """
 
     def __init__(
@@ -215,21 +192,3 @@ class Queue:
         self._postponed = [cell for cell in self._postponed if cell.hash not in self._finished]
         for cell in stored:
             self._skipped(cell)
-
-
-def _close(handle: int) -> None:
-    """Give the lock back, also where a process forked since holds a copy of the handle."""
-    with suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_UN)
-    _handles.discard(handle)
-    os.close(handle)
-
-
-def _leave_to_the_parent() -> None:
-    """In a process just forked, such as one that decodes images: it may outlive a killed parent."""
-    for handle in _handles:
-        os.close(handle)
-    _handles.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)

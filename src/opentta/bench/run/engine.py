@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from opentta.bench.plan.cells import Cell, Outcome, Progress, Where
+from opentta.bench.plan.cells import Cell
 from opentta.bench.store.results import Record
 from opentta.errors import OpenttaError
-
-Watch = Callable[[Progress], None]
-"""Told a few times a second how far a cell has come."""
+from opentta.metrics.samples import Array, Samples
 
 _LONGEST = 500  # characters of a reason
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where and how a cell is run: not part of a result, so not part of a hash."""
+
+    root: str = ""  # folder of the data sets; nothing for what the package ships
+    cache: str | None = None  # folder of prepared pixels
+    workers: int = 0  # processes per cell that decode images
+    graph: bool = True  # on a GPU, play the library's methods back from recordings: sooner
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running a cell gave: a line for the store and the arrays beside it."""
+
+    record: Record
+    samples: Samples | None = None
+    extras: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a cell has come, for a bar or a line; measures are shares, NaN where unknown."""
+
+    hash: str
+    title: str
+    done: int  # batches
+    total: int  # batches; 0: not known yet
+    acc: float
+    auroc: float
+    h: float
+
+
+Watch = Callable[[Progress], None]
+"""Called a few times per second with how far a cell has come."""
 
 
 class Engine(Protocol):
@@ -21,7 +56,7 @@ class Engine(Protocol):
     def run(
         self, cells: Iterable[Cell | None], where: Where, watch: Watch | None = None
     ) -> Generator[Outcome]:
-        """One outcome a cell, in the order in which they finish.
+        """One outcome per cell, in the order in which they finish.
 
         ``cells`` is asked for the next one only when there is room for it. None from it means:
         nothing now, ask again after a while; it comes only while some cell has no outcome yet.

@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from opentta.bench.plan.cells import Cell, Outcome, Progress, Where
-from opentta.bench.run.engine import Watch, failure, one_line
+from opentta.bench.plan.cells import Cell
+from opentta.bench.run.engine import Outcome, Progress, Watch, Where, failure, one_line
 from opentta.errors import ConfigError
 
-LOOK = 0.5  # seconds between two looks whether a worker still lives
+LOOK = 0.5  # seconds between two checks that a worker still lives
 PATIENCE = 5.0  # seconds that a worker is given to end
 _POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -27,7 +27,7 @@ class LocalEngine:
     """Runs cells on this machine in ``processes`` processes; one means this very process.
 
     Cells that ask for a GPU share those in ``devices``, numbered as ``CUDA_VISIBLE_DEVICES``
-    numbers them, one a process in turn; left out, all that are visible. Workers end with the
+    numbers them, one per process in turn; left out, all that are visible. Workers end with the
     process that started them, also when that one is killed.
 
     Example:
@@ -44,7 +44,7 @@ class LocalEngine:
     def run(
         self, cells: Iterable[Cell | None], where: Where, watch: Watch | None = None
     ) -> Generator[Outcome]:
-        """One outcome a cell, in the order in which they finish."""
+        """One outcome per cell, in the order in which they finish."""
         if self.processes == 1:
             from opentta.bench.run.runner import run_cell
 
@@ -105,17 +105,17 @@ class _Worker:
             return
 
     def listen(self, watch: Watch | None) -> Iterator[Outcome]:
-        """What it has said since; the outcome of its cell, once there is one."""
+        """What it has sent since; the outcome of its cell, once there is one."""
         assert self.cell is not None and self.process is not None
         try:
             while self.cell is not None and self.pipe.poll():
-                said = self.pipe.recv()
-                if isinstance(said, Progress):
+                message = self.pipe.recv()
+                if isinstance(message, Progress):
                     if watch is not None:
-                        watch(said)
+                        watch(message)
                     continue
                 cell, self.cell = self.cell, None
-                outcome = failure(cell, said) if isinstance(said, str) else said
+                outcome = failure(cell, message) if isinstance(message, str) else message
                 if cell.device == "cuda" and not outcome.record.ok:
                     self._end()  # an error may have left the GPU's state unusable
                 yield outcome
@@ -192,10 +192,10 @@ def _serve(pipe: Connection[Any, Any]) -> None:
         except EOFError:
             return
         try:
-            said: Outcome | str = run_cell(cell, where, pipe.send)
+            result: Outcome | str = run_cell(cell, where, pipe.send)
         except Exception as error:  # a cell that cannot even be described here
-            said = one_line(error)
-        pipe.send(said)
+            result = one_line(error)
+        pipe.send(result)
 
 
 def _end_with(parent: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -102,7 +101,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
         elif _CLEAR.exists():
             try:
-                _CLEAR.write_text("5")  # the kernel's word for: forget the peak
+                _CLEAR.write_text("5")  # tells the kernel to forget the peak
             except OSError:  # not allowed in some containers: then since the process began
                 return
 
@@ -115,6 +114,8 @@ class PeakMemory:
             peak = [line.split()[1] for line in lines if line.startswith("VmHWM")]
             if peak:
                 return int(peak[0]) * 1024
+        import resource  # not on every system
+
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -156,7 +157,7 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """The commit of the source tree that is running; empty for an installed package.
 
-    Changes that are not committed are told by ``-dirty`` at the end.
+    ``-dirty`` at the end: there are changes that are not committed.
     """
     package = Path(__file__).parents[2]
 
@@ -165,7 +166,7 @@ def commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
 
     try:
-        # a package installed below somebody's repository is no part of it
+        # a package installed below somebody's repository is not part of it
         if git("ls-files", "--error-unmatch", "__init__.py").returncode:
             return ""
         head = git("rev-parse", "HEAD")

@@ -13,11 +13,12 @@ from rich.progress import Progress as Bars
 from rich.table import Column, Table
 from rich.text import Text
 
-from opentta.bench.plan.cells import Cell, Outcome, Progress
+from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.estimate import count_images, forwards
+from opentta.bench.run.engine import Outcome, Progress
 
-HEARTBEAT = 30.0  # seconds after which a silent run says a word, where there is no terminal
-SURE = 10.0  # seconds of work before the time left is worth a word
+HEARTBEAT = 30.0  # seconds without a line after which one is printed, where there is no terminal
+SURE = 10.0  # seconds of work before the time left is estimated
 WIDE = 100  # columns from which there is room for bars
 _BAR = 24  # columns
 _SHORTEST = 3  # columns of a title
@@ -25,10 +26,10 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True
 
 
 class Display:
-    """Shows how far a run of ``cells`` has come, on stderr unless told otherwise.
+    """Shows how far a run of ``cells`` has come, on stderr by default.
 
     On a terminal: a bar for all cells with the time left, and a line for each that runs with
-    its batches and the running ACC, AUC and H in per cent. Elsewhere: one line a finished cell,
+    its batches and the running ACC, AUC and H in per cent. Elsewhere: one line per finished cell,
     and one every half minute. Hand it to ``run_cells`` as ``watch``.
 
     Example:
@@ -47,8 +48,8 @@ class Display:
         self._worked = 0.0  # of the cells that ended in this run
         self._running: dict[str, Progress] = {}
         self._looks: dict[str, tuple[str, int]] = {}  # last measures, and the batch they are of
-        self._begin: tuple[float, float] | None = None  # time and work at the first word
-        self._spoke = time.monotonic()
+        self._begin: tuple[float, float] | None = None  # time and work at the first report
+        self._printed = time.monotonic()
         self._awaited = 0
         self._bars: Bars | None = None
         self._overall: TaskID | None = None
@@ -56,10 +57,10 @@ class Display:
 
     def __enter__(self) -> Display:
         """Begin to show."""
-        self._spoke = time.monotonic()
+        self._printed = time.monotonic()
         if self.console.is_terminal:
             self._bars = _Rows(self.console)
-            self._overall = self._bars.add_task("cells", total=self.total, note="")
+            self._overall = self._bars.add_task("cells", total=self.total, text="")
             self._bars.start()
         return self
 
@@ -80,14 +81,14 @@ class Display:
             so_far: dict[str, Any] = {
                 "completed": progress.done,
                 "total": progress.total or None,
-                "note": shown,
+                "text": shown,
             }
             if hash in self._tasks:
                 self._bars.update(self._tasks[hash], **so_far)
             else:
                 self._tasks[hash] = self._bars.add_task(progress.title, **so_far)
             self._update()
-        elif time.monotonic() - self._spoke >= HEARTBEAT:
+        elif time.monotonic() - self._printed >= HEARTBEAT:
             for each in self._running.values():
                 self._say(f"  running: {each.title}: {self._so_far(each)}")
             self._say(f"  {self._left()}")
@@ -112,27 +113,27 @@ class Display:
         title = self._titles.get(record.hash, record.hash)
         if record.ok:
             values = [record.metrics.get(name, math.nan) for name in ("acc", "auroc", "h")]
-            told = f"{measures(*values)}, {duration(record.seconds or 0.0)}"
+            outcome_text = f"{measures(*values)}, {duration(record.seconds or 0.0)}"
         else:
-            told = f"FAILED: {record.reason}"
+            outcome_text = f"FAILED: {record.reason}"
         self._update()
         if self._bars is None or not record.ok:
-            self._say(f"[{self._ended}/{self.total}] {title}: {told}; {self._left()}")
+            self._say(f"[{self._ended}/{self.total}] {title}: {outcome_text}; {self._left()}")
 
     def waiting(self, count: int) -> None:
         """Nothing is left but cells that another command computes."""
         if self._bars is not None and self._overall is not None:
-            self._bars.update(self._overall, note="with another command")
+            self._bars.update(self._overall, text="with another command")
         elif count != self._awaited:
-            words = "1 cell" if count == 1 else f"{count} cells"
-            self._say(f"  waiting for {words} that another command computes")
+            cells = "1 cell" if count == 1 else f"{count} cells"
+            self._say(f"  waiting for {cells} that another command computes")
         self._awaited = count
 
     def _update(self) -> None:
         if self._bars is not None and self._overall is not None:
             seconds = self._seconds_left()
-            note = "" if seconds is None else f"about {duration(seconds)} left"
-            self._bars.update(self._overall, completed=self._ended, note=note)
+            text = "" if seconds is None else f"about {duration(seconds)} left"
+            self._bars.update(self._overall, completed=self._ended, text=text)
 
     def _so_far(self, progress: Progress) -> str:
         """``40 of 90 batches  ACC 50.0 ...``; measures of an earlier batch say so."""
@@ -144,8 +145,8 @@ class Display:
     def _left(self) -> str:
         """``3 cells left, about 2 min``."""
         cells, seconds = self.total - self._ended, self._seconds_left()
-        words = f"{cells} cell{'' if cells == 1 else 's'} left"
-        return words if seconds is None else f"{words}, about {duration(seconds)}"
+        left = f"{cells} cell{'' if cells == 1 else 's'} left"
+        return left if seconds is None else f"{left}, about {duration(seconds)}"
 
     def _seconds_left(self) -> float | None:
         """By the work that is done and the work that is not; None while that says too little."""
@@ -166,17 +167,17 @@ class Display:
         return self._worked + begun
 
     def _start_clock(self) -> None:
-        """With the first word, as loading takes long and happens once."""
+        """With the first report, as loading takes long and happens once."""
         if self._begin is None:
             self._begin = (time.monotonic(), self._done())
 
     def _say(self, line: str) -> None:
-        self._spoke = time.monotonic()
+        self._printed = time.monotonic()
         self.console.print(line, **_PLAIN)
 
 
 class _Rows(Bars):
-    """Title, bar, count and note of each task; a narrow terminal costs the bar, then the title."""
+    """Title, bar, count and text of each task; a narrow terminal costs the bar, then the title."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -190,16 +191,16 @@ class _Rows(Bars):
         ]
         width = self._screen.width
         wide = width >= WIDE
-        notes = [str(task.fields["note"]) for task in shown]
-        notes = notes if wide else [note.replace("  ", " ") for note in notes]
-        taken = sum(max(map(len, column), default=0) + 1 for column in (counts, notes))
+        texts = [str(task.fields["text"]) for task in shown]
+        texts = texts if wide else [text.replace("  ", " ") for text in texts]
+        taken = sum(max(map(len, column), default=0) + 1 for column in (counts, texts))
         room = max(width - taken - (_BAR + 1) * wide, _SHORTEST)
         title = Column(max_width=room, no_wrap=True, overflow="ellipsis")
         table = Table.grid(title, *(Column(no_wrap=True) for _ in range(2 + wide)), padding=(0, 1))
         bar = BarColumn(bar_width=_BAR)
-        for task, count, note in zip(shown, counts, notes, strict=True):
+        for task, count, text in zip(shown, counts, texts, strict=True):
             middle = [bar(task)] if wide else []
-            table.add_row(Text(task.description), *middle, Text(count), Text(note))
+            table.add_row(Text(task.description), *middle, Text(count), Text(text))
         return table
 
 

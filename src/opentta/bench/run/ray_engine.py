@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opentta.bench.plan.cells import Cell, Outcome, Progress, Where
-from opentta.bench.run.engine import Watch, failure, one_line
+from opentta.bench.plan.cells import Cell
+from opentta.bench.run.engine import Outcome, Progress, Watch, Where, failure, one_line
 from opentta.errors import ConfigError
 
 LOOK = 1.0  # seconds between two looks at what runs
 AHEAD = 2  # cells handed out beyond what the cluster can run at once
 ANSWER = 5.0  # seconds that a cluster is given to answer
-_LATEST = 10_000  # words on progress that wait to be read
-_TELL = 1.0  # seconds between two words on progress of one cell
+_LATEST = 10_000  # reports of progress that wait to be read
+_REPORT = 1.0  # seconds between two reports of progress of one cell
 
 
 class RayEngine:
@@ -47,7 +47,7 @@ class RayEngine:
     def run(
         self, cells: Iterable[Cell | None], where: Where, watch: Watch | None = None
     ) -> Generator[Outcome]:
-        """One outcome a cell, in the order in which they finish."""
+        """One outcome per cell, in the order in which they finish."""
         ray = import_ray()
         where = replace(where, root=_absolute(where.root), cache=_absolute(where.cache))
         with _joined(ray, self.address):
@@ -75,19 +75,19 @@ class RayEngine:
 
 
 class Board:
-    """Where tasks say how far they have come; an actor beside the process that asks."""
+    """Where tasks report their progress; an actor beside the process that asks."""
 
     def __init__(self) -> None:
-        self._words: deque[Progress] = deque(maxlen=_LATEST)
+        self._reports: deque[Progress] = deque(maxlen=_LATEST)
 
     def tell(self, progress: Progress) -> None:
         """A cell has come so far."""
-        self._words.append(progress)
+        self._reports.append(progress)
 
     def read(self) -> list[Progress]:
-        """What was said since the last look, the last word of each cell."""
-        latest = {word.hash: word for word in self._words}
-        self._words.clear()
+        """The last report of each cell since this was asked before."""
+        latest = {report.hash: report for report in self._reports}
+        self._reports.clear()
         return list(latest.values())
 
 
@@ -114,7 +114,7 @@ def _compute(cell: Cell, where: Where, board: Any) -> Outcome | str:
 
     def tell(progress: Progress) -> None:
         nonlocal last
-        if time.monotonic() - last >= _TELL:
+        if time.monotonic() - last >= _REPORT:
             last = time.monotonic()
             board.tell.remote(progress)
 
@@ -132,11 +132,11 @@ def _compute(cell: Cell, where: Where, board: Any) -> Outcome | str:
 def _outcome(ray: Any, cell: Cell, done: Any) -> Outcome:
     """The result of a task that has ended in whatever way."""
     try:
-        said: Outcome | str = ray.get(done)
+        result: Outcome | str = ray.get(done)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None)
         return failure(cell, one_line(cause if isinstance(cause, Exception) else error))
-    return failure(cell, said) if isinstance(said, str) else said
+    return failure(cell, result) if isinstance(result, str) else result
 
 
 def _absolute(path: str | None) -> Any:
@@ -158,8 +158,8 @@ def _board(ray: Any) -> Any:
 
 
 def _read(ray: Any, board: Any) -> list[Progress]:
-    words: list[Progress] = ray.get(board.read.remote())
-    return words
+    reports: list[Progress] = ray.get(board.read.remote())
+    return reports
 
 
 def _room(ray: Any) -> int:

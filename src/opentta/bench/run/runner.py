@@ -11,12 +11,22 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 from opentta.adapter.base import Adapter
-from opentta.bench.plan.cells import Cell, Outcome, Progress, Where
+from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.weights import load_model
 from opentta.bench.run.claims import Queue
-from opentta.bench.run.engine import Audience, Engine, Watch, failure, one_line, out_of_memory
+from opentta.bench.run.engine import (
+    Audience,
+    Engine,
+    Outcome,
+    Progress,
+    Watch,
+    Where,
+    failure,
+    one_line,
+    out_of_memory,
+)
 from opentta.bench.run.measure import PeakMemory, Stopwatch, provenance, release_memory
-from opentta.bench.run.settings import device_of, settings
-from opentta.bench.run.start import make_adapter, plain_forward
+from opentta.bench.run.start import device_of, make_adapter, plain_forward, repeatable
 from opentta.bench.run.thumbnails import Thumbnails, class_names
 from opentta.bench.run.tokens import Tail, token_arrays
 from opentta.bench.store.results import Record, Store
@@ -29,7 +39,7 @@ from opentta.metrics.summary import summarize
 from opentta.models.normalization import resolve_normalization
 from opentta.types import Batch
 
-EVERY = 0.25  # seconds between two words on progress
+EVERY = 0.25  # seconds between two reports of progress
 FIRST_LOOK = 5.0  # seconds before the running measures are first computed: it takes as long
 UNKNOWN_YET = {"acc": math.nan, "auroc": math.nan, "h": math.nan}
 _log = logging.getLogger(__name__)
@@ -43,9 +53,7 @@ class Walk:
     images: int
     seconds: float  # from the first request for images to the last answer
     waiting: float  # of these, for images to be read and decoded
-    image_seconds: (
-        float  # the method's share of an image; the first batch, which warms up, left out
-    )
+    image_seconds: float  # the method's, per image; without the first batch, which warms up
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,13 @@ def run_stream(
     stream: Stream,
     meter: Meter,
     watch: Callable[[int, Mapping[str, float]], None] | None = None,
-    notes: Sequence[Callable[[Batch], None]] = (),
+    observers: Sequence[Callable[[Batch], None]] = (),
 ) -> Walk:
     """Walk along ``stream``: predict, adapt, measure. Only images reach the method.
 
     A class of the stream that the head lacks is an error before the first batch.
-    ``watch`` is told the batches done and the running measures, at most four times a second.
-    ``notes`` are shown every batch once it has been answered.
+    ``watch`` is called with the batches done and the running measures, at most four times per
+    second; ``observers`` with every batch once it has been answered.
 
     Example:
         >>> import tempfile, timm
@@ -91,7 +99,7 @@ def run_stream(
     stopwatch = Stopwatch(device)
     sizes: list[int] = []
     waiting = 0.0
-    begin = told = time.perf_counter()
+    begin = reported = time.perf_counter()
     steps = stream.steps()
     while True:
         asked = time.perf_counter()
@@ -116,12 +124,12 @@ def run_stream(
             step=step.number,
         )
         sizes.append(len(images))
-        for note in notes:
-            note(batch)
+        for observe in observers:
+            observe(batch)
         now = time.perf_counter()
-        if watch is not None and now - told >= EVERY:
+        if watch is not None and now - reported >= EVERY:
             watch(len(sizes), meter.running() if now - begin >= FIRST_LOOK else UNKNOWN_YET)
-            told = time.perf_counter()
+            reported = time.perf_counter()
     seconds = stopwatch.seconds()  # waits for a GPU to finish
     adapter.check()
     warm = 1 if len(sizes) > 1 else 0
@@ -138,7 +146,7 @@ def run_cell(cell: Cell, where: Where, watch: Watch | None = None) -> Outcome:
     started = datetime.now(UTC).isoformat(timespec="seconds")
     full = False
     try:
-        with settings(cell):
+        with repeatable(cell):
             outcome = _run(cell, where, watch, started)
     except Exception as error:
         _log.debug("%s failed", cell.title, exc_info=True)
@@ -192,8 +200,6 @@ def run_cells(
 
 
 def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome:
-    from opentta.bench.run.weights import load_model
-
     device = device_of(cell)
     memory = PeakMemory(device)
     stream = open_stream(cell.stream, where.root, workers=where.workers, cache=where.cache)
@@ -208,8 +214,8 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         adapter,
         stream,
         meter,
-        None if watch is None else _teller(cell, total, watch),
-        [extra.note for extra in (thumbnails, tail) if extra is not None],
+        None if watch is None else _reporter(cell, total, watch),
+        [extra.add for extra in (thumbnails, tail) if extra is not None],
     )
     samples = meter.samples()
     extras: dict[str, Array] = {}
@@ -255,7 +261,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     return Outcome(record, samples, extras)
 
 
-def _teller(cell: Cell, total: int, watch: Watch) -> Callable[[int, Mapping[str, float]], None]:
+def _reporter(cell: Cell, total: int, watch: Watch) -> Callable[[int, Mapping[str, float]], None]:
     hash, title = cell.hash, cell.title
     watch(Progress(hash, title, 0, total, **UNKNOWN_YET))
     return lambda done, values: watch(Progress(hash, title, done, total, **values))

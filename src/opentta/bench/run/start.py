@@ -1,20 +1,102 @@
-"""What stands ready before the first batch: the adapter, and the time of a plain forward."""
+"""What happens before the first batch: the checks that all cells share, then for each cell its
+threads, seeds and arithmetic, its adapter, and the time of a plain forward.
+"""
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from opentta import assets, registry
 from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
-from opentta.bench.plan.cells import EMBEDDED, Cell, Where
+from opentta.bench.plan.backbones import EMBEDDED
+from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.weights import load_model
+from opentta.bench.run.engine import Where
 from opentta.bench.run.measure import forward_seconds
-from opentta.datasets.catalog import open_stream
-from opentta.datasets.entries import EMBEDDED_TRAIN
+from opentta.datasets.catalog import open_dataset, open_stream
+from opentta.datasets.entries import DATASETS, EMBEDDED_TRAIN
 from opentta.datasets.spec import StreamSpec
 from opentta.datasets.stream import Stream
-from opentta.errors import SourceDataError
+from opentta.errors import ConfigError, DataError, SourceDataError
+
+
+def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tuple[str, ...]:
+    """Fail early if every cell would fail; give a remark for every set that some of them miss.
+
+    ``look=False`` leaves out the data: nodes of a cluster may have what this machine lacks.
+
+    Example:
+        >>> preflight([], Where(workers=-1))
+        Traceback (most recent call last):
+        opentta.errors.ConfigError: expected 0 or more workers that decode images, got -1
+    """
+    if where.workers < 0:
+        raise ConfigError(f"expected 0 or more workers that decode images, got {where.workers}")
+    for weights in {cell.weights for cell in cells if cell.weights.file is not None}:
+        load_model(weights)
+    if not look:
+        return ()
+    missing: dict[str, int] = {}  # set -> cells that need it
+    doomed = 0
+    for cell in cells:
+        lacking = [name for name in _sets(cell) if not _is_there(name, where.root)]
+        doomed += bool(lacking)
+        for name in lacking:
+            missing[name] = missing.get(name, 0) + 1
+    if not missing:
+        return ()
+    if not where.root:
+        raise ConfigError(
+            f"expected --data-root ROOT, the folder that holds {', '.join(missing)}; "
+            "`opentta data check ROOT` says how it must look"
+        )
+    reasons = {name: _reason(name, where.root) for name in missing}
+    if doomed == len(cells):
+        raise DataError(next(iter(reasons.values())))
+    return tuple(f"{missing[name]:,} cells will fail: {reasons[name]}" for name in missing)
+
+
+@contextmanager
+def repeatable(cell: Cell) -> Iterator[None]:
+    """Set threads, seeds, the arithmetic asked for and, on a GPU, repeatable kernels.
+
+    These must be the same in every process that computes the cell. All but the seeds are put
+    back afterwards.
+    """
+    threads = torch.get_num_threads()
+    with (
+        threadpool_limits(cell.threads),
+        _kernels(cell.device == "cuda", tf32=cell.precision == "tf32"),
+    ):
+        torch.set_num_threads(cell.threads)  # numpy and scikit-learn have pools of their own
+        random.seed(cell.seed)
+        np.random.seed(cell.seed % 2**32)  # noqa: NPY002  # a user's method may draw from it
+        torch.manual_seed(cell.seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def device_of(cell: Cell) -> torch.device:
+    """The device that the cell asks for, or an error where there is none."""
+    if cell.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "expected a GPU, as the cell asks for cuda, but torch finds none here; "
+            "run it with --device cpu, or on another machine"
+        )
+    return torch.device(cell.device)
 
 
 def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> Adapter:
@@ -58,9 +140,57 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
 
 
 def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
-    """Seconds an image of a plain forward, in batches of the stream's size."""
+    """Seconds per image of a plain forward, in batches of the stream's size."""
     size = min(cell.stream.batch_size, sum(stream.counts().values()))
     side = cell.stream.preset.size
     images = torch.full((size, 3, side, side), 0.5, device=adapter.backbone.device)
     low, graph = cell.precision == "bfloat16", adapter.execution.graph
     return forward_seconds(adapter.backbone, images, low=low, graph=graph) / size
+
+
+@contextmanager
+def _kernels(on: bool, *, tf32: bool = False) -> Iterator[None]:
+    """Left to themselves, gradients of attention and of convolutions differ from run to run.
+
+    It costs 1 to 2 % of a step. An operation that has no repeatable form raises, by torch's rule.
+    """
+    if not on:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # some versions insist on it
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    flags = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
+    before = torch.are_deterministic_algorithms_enabled()
+    lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, False, tf32
+    torch.use_deterministic_algorithms(True)
+    filling: Any = torch.utils.deterministic  # what it has is not declared
+    filled = filling.fill_uninitialized_memory
+    filling.fill_uninitialized_memory = False  # a tenth of a small model's step, read by nobody
+    try:
+        yield
+    finally:
+        filling.fill_uninitialized_memory = filled
+        cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = flags
+        torch.use_deterministic_algorithms(before, warn_only=lenient)
+
+
+def _sets(cell: Cell) -> list[str]:
+    shares = (cell.stream.id, *cell.stream.ood, *([cell.source] if cell.source else []))
+    return [share.name for share in shares]
+
+
+def _is_there(name: str, root: str) -> bool:
+    """Whether the folder of a set is there, or that of the clean set it can be made from."""
+    entry = DATASETS[name]
+    if not entry.folder or (root and (Path(root) / entry.folder).is_dir()):
+        return True
+    return bool(entry.made_from) and _is_there(entry.made_from, root)
+
+
+def _reason(name: str, root: str) -> str:
+    try:
+        open_dataset(name, root)
+    except DataError as error:
+        return str(error)
+    return f"{name} was not there a moment ago"  # somebody made it meanwhile

@@ -31,7 +31,7 @@ class Thumbnails:
     Example:
         >>> import torch
         >>> few = Thumbnails(seed=0, count=2)
-        >>> few.note(Batch(torch.rand(4, 3, 8, 8), torch.tensor([0, -1, 1, -1]), torch.arange(4)))
+        >>> few.add(Batch(torch.rand(4, 3, 8, 8), torch.tensor([0, -1, 1, -1]), torch.arange(4)))
         >>> [row for row, _ in few.chosen()]
         [2, 3]
     """
@@ -43,14 +43,14 @@ class Thumbnails:
         # kind -> (number drawn, row, image (3, H, W) uint8), lowest number first
         self._kept: dict[bool, list[tuple[float, int, Array]]] = {True: [], False: []}
 
-    def note(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """A batch that the network was shown."""
         numbers = self._draw.random(len(batch.labels)).tolist()
         known = (batch.labels >= 0).tolist()
-        for place, (number, kind) in enumerate(zip(numbers, known, strict=True)):
+        for i, (number, kind) in enumerate(zip(numbers, known, strict=True)):
             kept = self._kept[kind]
             if len(kept) < self.count or number < kept[-1][0]:
-                kept.append((number, self._rows + place, as_bytes(batch.images[place])))
+                kept.append((number, self._rows + i, as_bytes(batch.images[i])))
                 kept.sort(key=lambda one: one[:2])
                 del kept[self.count :]
         self._rows += len(numbers)
@@ -64,7 +64,7 @@ class Thumbnails:
     def arrays(self, samples: Samples, names: Sequence[str]) -> dict[str, Array]:
         """Arrays for the store, of K images.
 
-        ``thumb_bytes`` holds K JPEG files one after the other, file k between places k and k + 1
+        ``thumb_bytes`` holds K JPEG files one after the other, file k between entries k and k + 1
         of ``thumb_offset`` (K + 1,); ``thumb_row`` (K,) is its row among the samples;
         ``thumb_label`` and ``thumb_predicted`` (K,) are names, an OOD image's label its set.
         """
@@ -123,10 +123,10 @@ def class_names(spec: StreamSpec, root: Path | str) -> tuple[str, ...]:
     from timm.data import ImageNetInfo
 
     info = ImageNetInfo()
-    words = [info.index_to_description(i).split(",")[0] for i in range(info.num_classes())]
+    described = [info.index_to_description(i).split(",")[0] for i in range(info.num_classes())]
     if images.class_indices is not None:
-        return tuple(words[i] for i in images.class_indices)
-    return tuple(words)
+        return tuple(described[i] for i in images.class_indices)
+    return tuple(described)
 
 
 def _label(samples: Samples, row: int, names: Sequence[str]) -> str:

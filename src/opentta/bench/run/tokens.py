@@ -29,7 +29,7 @@ class Tail:
     Example:
         >>> tail = Tail(last=3)
         >>> for _ in range(2):
-        ...     tail.note(Batch(torch.rand(2, 3, 8, 8), torch.zeros(2), torch.arange(2)))
+        ...     tail.add(Batch(torch.rand(2, 3, 8, 8), torch.zeros(2), torch.arange(2)))
         >>> tail.rows.tolist(), [len(batch) for batch in tail.batches()]
         ([1, 2, 3], [1, 2])
     """
@@ -40,7 +40,7 @@ class Tail:
         self._kept: deque[Array] = deque()  # each (B, 3, H, W) uint8
         self._held = 0
 
-    def note(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         """A batch that the network was shown."""
         self._kept.append(as_bytes(batch.images))
         self._seen += len(batch.images)
@@ -97,11 +97,11 @@ def flatten_tokens(tokens: Array, seed: int) -> Array:
         raise DataError(f"expected at least 3 samples for a t-SNE figure, got {count}")
     flat = np.full((len(tokens), count, 2), math.nan, dtype=np.float32)
     with threadpool_limits(1):
-        for place, layer in enumerate(tokens):
+        for i, layer in enumerate(tokens):
             if np.isfinite(layer).all():
                 perplexity = min(PERPLEXITY, (count - 1) / 3)
                 tsne = TSNE(init="pca", perplexity=perplexity, random_state=seed % 2**32)
-                flat[place] = tsne.fit_transform(layer)
+                flat[i] = tsne.fit_transform(layer)
     return flat
 
 

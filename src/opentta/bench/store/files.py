@@ -1,22 +1,35 @@
-"""Measures as strict JSON, samples as compressed arrays, in files that are complete or absent."""
+"""Measures as strict JSON, samples as compressed arrays, in files that are complete or absent.
+
+Works on every system: a lock is a file of its own, which ``filelock`` knows how to lock.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import time
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from opentta.errors import ConfigError, DataError
 from opentta.metrics.samples import Array
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 _TAG = "$float"  # a dict of this one name stands for a float that JSON lacks
+_LOOK = 0.01  # seconds between two attempts at a lock
+
+
+class StoreError(DataError):
+    """A store of results that cannot be read or written."""
 
 
 def plain(value: Any, where: str = "value") -> Any:
@@ -55,12 +68,27 @@ def to_json(value: Any, *, sort_keys: bool = False) -> bytes:
         {'auroc': nan}
     """
     text = json.dumps(_strict(value), sort_keys=sort_keys, allow_nan=False)
-    return text.encode()  # ASCII: a file name that is no Unicode is escaped, too
+    return text.encode()  # ASCII: a file name that is not Unicode is escaped, too
 
 
 def from_json(line: bytes) -> Any:
-    """What ``to_json`` wrote."""
-    return json.loads(line, object_hook=_unstrict)
+    """What ``to_json`` wrote; values are ``plain``."""
+    tagged = _TAG.encode() in line  # a hook for every dict costs as much as all the rest
+    return json.loads(line, object_hook=_unstrict if tagged else None)
+
+
+def content_hash(description: Mapping[str, Any]) -> str:
+    """Name of a cell: 32 hexadecimal digits that depend on its description alone.
+
+    The order of keys does not matter, tuples equal lists, and floats are written with every digit
+    they need, so that equal hashes mean equal descriptions.
+
+    Example:
+        >>> content_hash({"lr": 0.01, "seed": 1}) == content_hash({"seed": 1, "lr": 0.01})
+        True
+    """
+    canonical = to_json(plain(description), sort_keys=True)
+    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
 def write_arrays(draft: Path, arrays: Mapping[str, Array]) -> None:
@@ -102,28 +130,70 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def append_line(handle: int, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
     """Add a line behind the last complete one; take a piece back when the disk fills up."""
-    end = os.fstat(handle).st_size
-    if end and os.pread(handle, 1, end - 1) != b"\n":
-        line = b"\n" + line  # a killed writer left a torn line: close it off
+    binary = getattr(os, "O_BINARY", 0)  # where files know of text
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | binary)
     try:
-        while line:
-            line = line[os.write(handle, line) :]
-        os.fsync(handle)
-    except OSError:
-        with suppress(OSError):  # at worst it stays as a torn line, which readers pass over
-            os.ftruncate(handle, end)
-        raise
+        end = os.lseek(handle, 0, os.SEEK_END)
+        os.lseek(handle, max(end - 1, 0), os.SEEK_SET)
+        if end and os.read(handle, 1) != b"\n":
+            line = b"\n" + line  # a killed writer left a torn line: close it off
+        try:
+            while line:
+                line = line[os.write(handle, line) :]
+            os.fsync(handle)
+        except OSError:
+            with suppress(OSError):  # at worst it stays as a torn line, which readers pass over
+                os.ftruncate(handle, end)
+            raise
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder as lasting as the files that they name."""
+    if not hasattr(os, "O_DIRECTORY"):  # a system that cannot open folders
+        return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def try_lock(path: Path) -> BaseFileLock | None:
+    """A lock on the file ``path``, which is made; None where somebody else has it.
+
+    The system gives it back when the process ends, however it ends; a forked process has no part
+    in it.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        return None
+    return lock
+
+
+def unlock(lock: BaseFileLock) -> None:
+    """Give a lock back and remove its file."""
+    with suppress(OSError):  # a file that stays is empty and locked by nobody
+        Path(lock.lock_file).unlink()  # while it is locked: who waits for it makes a new one
+    lock.release()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until nobody else has the lock on the file ``path``, and hold it."""
+    while (lock := try_lock(path)) is None:
+        time.sleep(_LOOK)
+    try:
+        yield
+    finally:
+        unlock(lock)
 
 
 def _strict(value: Any) -> Any:

@@ -14,30 +14,20 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from opentta.bench.store.files import from_json, plain, sync_folder, to_json, write_bytes
-from opentta.bench.store.results import Record, StoreError
+from opentta.bench.store.files import (
+    StoreError,
+    from_json,
+    plain,
+    sync_folder,
+    to_json,
+    write_bytes,
+)
+from opentta.bench.store.places import Place
 from opentta.errors import unknown
 
 FOLDER = "plans"
 KINDS = ("table", "alpha", "lambda", "windows", "tsne", "runtime", "tune")
 """What a preset is for: the figure or table that a report makes of it beside the plain table."""
-CLEAN = "clean"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a cell belongs: the row, the columns and the seed that it is one value of."""
-
-    hash: str
-    row: str  # name in the table: the method, or a variant such as hln_only
-    method: str
-    backbone: str
-    id: str  # ID set
-    ood: str  # OOD set, or several joined by "+"
-    corruption: str = CLEAN  # several are joined by "+"
-    severity: int = 0
-    seed: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)  # swept fields, e.g. lambda1
 
 
 @dataclass(frozen=True)
@@ -125,25 +115,6 @@ def plan_files(store: Path | str) -> list[tuple[Path, Plan]]:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
             raise StoreError(f"cannot read the plan {path}: {err}; remove it") from err
     return plans
-
-
-def place_of(record: Record) -> Place:
-    """Where a cell belongs by its own description, for a store without a plan."""
-    cell = record.cell
-    stream: dict[str, Any] = cell.get("stream", {})
-    segments = stream.get("segments") or [{"corruptions": [], "severity": 0}]
-    corruptions = [name for segment in segments for name in segment["corruptions"]]
-    return Place(
-        hash=record.hash,
-        row=cell.get("method", "?"),
-        method=cell.get("method", "?"),
-        backbone=cell.get("backbone", "?"),
-        id=stream.get("id", {}).get("name", "?"),
-        ood="+".join(share["name"] for share in stream.get("ood", ())),
-        corruption="+".join(corruptions) or CLEAN,
-        severity=segments[0]["severity"],
-        seed=cell.get("seed", 0),
-    )
 
 
 def _slug(name: str) -> str:

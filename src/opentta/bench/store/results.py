@@ -1,6 +1,6 @@
-"""The store of results: append-only, one line a cell, safe against being killed at any moment.
+"""The store of results: append-only, one line per cell, safe against being killed at any moment.
 
-A store is a folder: ``results.jsonl`` (a header line, then one JSON line a cell) and
+A store is a folder: ``results.jsonl`` (a header line, then one JSON line per cell) and
 ``samples/<hash>.npz`` (what was seen of every sample). The side file is complete on disk before
 its line is; a line is complete when it ends in a newline. docs/decisions/results.md says why.
 Published stores have their lines compressed, ``results.jsonl.gz``: to be read, not added to.
@@ -9,9 +9,7 @@ Published stores have their lines compressed, ``results.jsonl.gz``: to be read, 
 from __future__ import annotations
 
 import errno
-import fcntl
 import gzip
-import hashlib
 import json
 import os
 import secrets
@@ -20,16 +18,18 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from opentta.bench.store import files
-from opentta.errors import ConfigError, DataError
+from opentta.bench.store.files import StoreError
+from opentta.errors import ConfigError
 from opentta.metrics.samples import Array, Samples
 
 LINES, SIDE = "results.jsonl", "samples"
 PACKED = f"{LINES}.gz"
+LOCK = "results.lock"  # there while a line is added
 HEADER = b'{"opentta": "results", "format": 1}\n'
 FREE = 256 * 2**20  # bytes to be free before a run starts: a few cells, not a whole table
 _STALE = 3600.0  # seconds after which an unfinished side file has no writer any more
@@ -41,24 +41,6 @@ _REMEDIES = {
     errno.EROFS: "it is read-only; choose another folder",
     errno.EACCES: "permission denied; choose a folder that you may write to",
 }
-
-
-class StoreError(DataError):
-    """A store of results that cannot be read or written."""
-
-
-def content_hash(description: Mapping[str, Any]) -> str:
-    """Name of a cell: 32 hexadecimal digits that depend on its description alone.
-
-    The order of keys does not matter, tuples equal lists, and floats are written with every digit
-    they need, so that equal hashes mean equal descriptions.
-
-    Example:
-        >>> content_hash({"lr": 0.01, "seed": 1}) == content_hash({"seed": 1, "lr": 0.01})
-        True
-    """
-    canonical = files.to_json(files.plain(description), sort_keys=True)
-    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -99,33 +81,43 @@ class Record:
     has_samples: bool = False  # in the side file; set by the store
     arrays: list[str] = field(default_factory=list)  # extras in the side file; set by the store
     unknown: dict[str, Any] = field(default_factory=dict)  # fields of a newer version, kept
+    was_read: InitVar[bool] = False  # what JSON gave is plain already
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, was_read: bool) -> None:
         if self.status not in ("ok", "failed"):
             raise ConfigError(f'expected status "ok" or "failed", got {self.status!r}')
         if not (self.hash.isascii() and self.hash.isalnum()):  # it becomes a file name
             raise ConfigError(f"expected a hash of letters and digits, got {self.hash!r}")
-        for each in fields(self):
-            object.__setattr__(self, each.name, files.plain(getattr(self, each.name), each.name))
+        for name in () if was_read else (*_STORED, "unknown"):
+            object.__setattr__(self, name, files.plain(getattr(self, name), name))
 
     @property
     def ok(self) -> bool:
         """Whether the cell finished."""
         return self.status == "ok"
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, those of a newer version among them, as a line has them."""
+        return {name: getattr(self, name) for name in _STORED} | self.unknown
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Record:
+        """The record of what JSON gave; fields that this version does not know are kept."""
+        known = {name: value for name, value in values.items() if name in _STORED}
+        newer = {name: value for name, value in values.items() if name not in _STORED}
+        return cls(**known, unknown=newer, was_read=True)
+
     def to_line(self) -> bytes:
         """One line of strict JSON, newline included; NaN and inf as ``{"$float": "nan"}``."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        newer = values.pop("unknown")
-        return files.to_json(values | newer) + b"\n"
+        return files.to_json(self.to_dict()) + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:
-        """The record that ``to_line`` wrote; fields that this version does not know are kept."""
-        values = files.from_json(line)
-        own = {each.name for each in fields(cls)} - {"unknown"}
-        known = {name: value for name, value in values.items() if name in own}
-        return cls(**known, unknown={k: v for k, v in values.items() if k not in own})
+        """The record that ``to_line`` wrote."""
+        return cls.from_dict(files.from_json(line))
+
+
+_STORED = {each.name: None for each in fields(Record) if each.name != "unknown"}
 
 
 class Store:
@@ -163,10 +155,10 @@ class Store:
         return self._lines.exists() or (self.path / PACKED).exists()
 
     def read(self) -> list[Record]:
-        """One record a cell, in the order in which cells first appeared.
+        """One record per cell, in the order in which cells first appeared.
 
         A cell stored more than once reads once: the last that finished, else the last failure. A
-        line that a killed writer left unfinished is no record.
+        line that a killed writer left unfinished is not a record.
         """
         cells: dict[str, Record] = {}
         for record in self.read_on(0)[0]:
@@ -214,15 +206,11 @@ class Store:
             draft = self._draft(record.hash)
             if arrays:
                 files.write_arrays(draft, arrays)
-            file = os.open(self._lines, os.O_RDWR | os.O_APPEND)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)  # given back by close, or by the process's end
+            with files.locked(self.path / LOCK):
                 if arrays:
                     draft.replace(self._side(record.hash))
                     files.sync_folder(draft.parent)
-                files.append_line(file, record.to_line())
-            finally:
-                os.close(file)
+                files.append_line(self._lines, record.to_line())
 
     def samples(self, hash: str) -> Samples:
         """What was seen of every sample of a cell."""
@@ -271,8 +259,8 @@ class Store:
             except (EOFError, zlib.error, gzip.BadGzipFile) as err:
                 raise StoreError(f"{self._file} is damaged ({err}); fetch it again") from err
 
-    def _record(self, line: bytes, place: int) -> Record | None:
-        """The record in the line at byte ``place``; nothing where a writer was interrupted."""
+    def _record(self, line: bytes, offset: int) -> Record | None:
+        """The record in the line at byte ``offset``; nothing where a writer was interrupted."""
         line = line.strip(b"\0")  # a machine that lost power may leave zeros
         try:
             return Record.from_line(line) if line else None
@@ -280,9 +268,9 @@ class Store:
             torn = line.startswith(_START) or _START.startswith(line)
             if torn and isinstance(err, (json.JSONDecodeError, UnicodeDecodeError)):
                 return None
-            number = self._content(0)[:place].count(b"\n") + 1
+            number = self._content(0)[:offset].count(b"\n") + 1
             raise StoreError(
-                f"line {number} of {self._file} is no stored cell: {line[:40]!r}; "
+                f"line {number} of {self._file} is not a stored cell: {line[:40]!r}; "
                 f"{'remove it' if self._lines.exists() else 'fetch the file again'}"
             ) from err
 

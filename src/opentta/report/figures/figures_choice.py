@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from opentta.bench.store.plans import Place
+from opentta.bench.store.places import Place
 from opentta.bench.store.results import Record
 from opentta.metrics.samples import Samples
 from opentta.report.study.study import AVERAGE, Column, Entry, Line, Section, Study, Value

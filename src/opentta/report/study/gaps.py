@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opentta.bench.store.plans import Place
+from opentta.bench.store.places import Place
 from opentta.report.study.section import Section
 from opentta.report.study.values import AVERAGE, Entry, line_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_tables
-from opentta.bench.store.plans import CLEAN
+from opentta.bench.store.places import CLEAN
 from opentta.report.study.gaps import gaps
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
@@ -13,7 +13,7 @@ def caption(section: Section, paper: PaperTable | None = None) -> str:
     """What the values are: the unit, what is averaged, samples and seeds.
 
     Example:
-        >>> from opentta.bench.store.plans import Place
+        >>> from opentta.bench.store.places import Place
         >>> from opentta.report.study.values import Entry
         >>> place = Place("a1", "sar", "sar", "vit", "imagenet-c", "textures", "fog", 5, 2024)
         >>> caption(Section("table1", (Entry(place),)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from opentta.assets.files import RESULTS, manifest, read
 from opentta.bench.store.files import from_json, to_json
@@ -48,16 +48,38 @@ def _bare(record: Record) -> Record:
 
 def read_shipped(data: bytes) -> tuple[list[Plan], dict[str, Record]]:
     """What ``pack_shipped`` wrote."""
-    values = json.loads(gzip.decompress(data))
-    plans = [Plan.from_dict(from_json(text.encode())) for text in values["plans"]]
-    records = [Record.from_line(line.encode()) for line in values["records"]]
-    return plans, {record.hash: record for record in records}
+    packed = from_json(gzip.decompress(data))
+    values = packed["values"]
+    records = [Record.from_dict(_unpack(numbers, values)) for numbers in packed["records"]]
+    return [Plan.from_dict(plan) for plan in packed["plans"]], {r.hash: r for r in records}
 
 
 def pack_shipped(plans: Iterable[Plan], records: Iterable[Record]) -> bytes:
-    """Plans and records in one compressed file; the same ones always give the same bytes."""
-    values = {
-        "plans": [to_json(replace(plan, published=True).to_dict()).decode() for plan in plans],
-        "records": [_bare(record).to_line().decode() for record in records],
+    """Plans and records in one compressed file; the same ones always give the same bytes.
+
+    A value that many records share, such as a stream, is written and read once: a record is the
+    numbers of its values, and so is its cell.
+    """
+    numbers: dict[bytes, int] = {}  # JSON of a value -> its number
+    content = {
+        "plans": [replace(plan, published=True).to_dict() for plan in plans],
+        "records": [_pack(_bare(record).to_dict(), numbers) for record in records],
+        "values": [from_json(value) for value in numbers],
     }
-    return gzip.compress(json.dumps(values).encode(), mtime=0)
+    return gzip.compress(to_json(content), mtime=0)
+
+
+def _pack(items: Mapping[str, Any], numbers: dict[bytes, int]) -> dict[str, Any]:
+    return {
+        name: _pack(value, numbers)
+        if name == "cell"
+        else numbers.setdefault(to_json(value), len(numbers))
+        for name, value in items.items()
+    }
+
+
+def _unpack(items: Mapping[str, Any], values: Sequence[Any]) -> dict[str, Any]:
+    return {
+        name: _unpack(item, values) if isinstance(item, dict) else values[item]
+        for name, item in items.items()
+    }

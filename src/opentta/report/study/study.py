@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from opentta import registry
-from opentta.bench.store.files import to_json
-from opentta.bench.store.plans import Place, Plan, place_of, plan_files
-from opentta.bench.store.results import Record, Store, StoreError
+from opentta.bench.store.files import StoreError, to_json
+from opentta.bench.store.places import Place, place_of
+from opentta.bench.store.plans import Plan, plan_files
+from opentta.bench.store.results import Record, Store
 from opentta.errors import unknown
 from opentta.metrics.samples import Array, Samples
 from opentta.metrics.summary import SHARES
@@ -268,7 +269,7 @@ def _unplanned(preset: str, records: Iterable[Record]) -> Section:
 
 def _placed(record: Record) -> Place:
     try:
-        return place_of(record)
+        return place_of(record.hash, record.cell)
     except (KeyError, TypeError, AttributeError, IndexError) as err:
         raise StoreError(
             f"expected the description of a stream in cell {record.hash}, but it has none that "

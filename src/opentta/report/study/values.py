@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from opentta.bench.store.plans import Place
+from opentta.bench.store.places import Place
 from opentta.bench.store.results import Record
 from opentta.metrics.measures import mean_std
 

@@ -143,7 +143,7 @@ class Table:
     """A table, ready for any format.
 
     Example:
-        >>> from opentta.bench.store.plans import Place
+        >>> from opentta.bench.store.places import Place
         >>> from opentta.bench.store.results import Record
         >>> from opentta.report.study.values import Entry
         >>> place = Place("a1", "source", "source", "vit", "imagenet-c", "textures", "fog", 5)

@@ -17,11 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
-from opentta.bench.plan.backbones import embedded_model, full_name, remarks, timm_config
-from opentta.bench.plan.cells import EMBEDDED, Weights
+from opentta import assets
+from opentta.bench.plan.backbones import EMBEDDED, full_name, timm_config
+from opentta.bench.plan.cells import Weights
 from opentta.errors import DataError
-
-__all__ = ["NOT_LOOKED_UP", "embedded_model", "find_weights", "load_model", "remarks"]
 
 NOT_LOOKED_UP = "not looked up"
 """Stands for the hash of weights that are on no disk of this machine yet."""
@@ -46,7 +45,7 @@ def find_weights(name: str, file: Path | None = None, *, download: bool = True) 
         _is_readable(file)
         return Weights(name, _file_hash(file), str(file))
     if name == EMBEDDED:
-        return Weights(name, _tensor_hash(embedded_model().state_dict()))
+        return Weights(name, _tensor_hash(assets.model().state_dict()))
     found = _cached(name)
     if found is None:
         if not download:
@@ -69,7 +68,7 @@ def load_model(weights: Weights, *, device: str = "cpu") -> VisionTransformer:
         _is_readable(path)
         model = _from_file(weights.name, path)
     elif weights.name == EMBEDDED:
-        model = embedded_model()
+        model = assets.model()
     else:
         path = _cached(weights.name)
         model = _from_timm(weights.name, path)
@@ -108,7 +107,7 @@ def _from_file(name: str, path: Path) -> VisionTransformer:
     except (SafetensorError, OSError) as err:
         raise DataError(f"expected a safetensors file of weights in {path}: {err}") from err
     if name == EMBEDDED:
-        model = embedded_model()
+        model = assets.model()
     else:
         head = tensors.get("head.weight")
         classes = {} if head is None or head.ndim != 2 else {"num_classes": head.shape[0]}

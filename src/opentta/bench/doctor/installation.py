@@ -1,4 +1,7 @@
-"""What the machine and its software are like, for ``opentta doctor``: looked at, never changed."""
+"""The installation as ``opentta doctor`` sees it: packages, processors, GPUs, plugins, folders.
+
+Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+
+from packaging import requirements as standard
+from packaging.version import Version
 
 from opentta.bench.store.results import FREE, Store
 from opentta.errors import OpenttaError
@@ -31,9 +37,6 @@ _ONE_OF = {  # distributions that bring the same module
 _USE = {"ray": "only for --engine ray", "transformers": "only for models of Hugging Face"}
 _MAIN = ("torch", "torchvision", "timm", "numpy", "opencv-python-headless", "ray", "transformers")
 _TOOLS = "dev"  # the extra of people who change the library
-_REQUIREMENT = re.compile(
-    r"([\w.-]+)\s*\(?>=\s*([\d.]+)[^;]*(?:;\s*extra\s*==\s*['\"]([\w-]+)['\"])?"
-)
 _SHOWN = "·±×→α█"  # what progress lines and tables print beside ASCII
 
 
@@ -70,8 +73,13 @@ def requirements() -> list[Requirement]:
         lines = metadata.requires("opentta") or []
     except metadata.PackageNotFoundError:
         return []
-    found = (_REQUIREMENT.match(line) for line in lines)
-    return [Requirement(m[1], m[2], m[3] or "") for m in found if m]
+    out = []
+    for each in map(standard.Requirement, lines):
+        extra = re.search(r"extra == ['\"]([\w-]+)", str(each.marker or ""))
+        minimums = [limit.version for limit in each.specifier if limit.operator == ">="]
+        minimum = minimums[0] if minimums else "0"
+        out.append(Requirement(each.name, minimum, extra[1] if extra else ""))
+    return out
 
 
 def installed(name: str) -> str | None:
@@ -83,20 +91,13 @@ def installed(name: str) -> str | None:
 
 
 def older(version: str, minimum: str) -> bool:
-    """Whether a version is below a minimum; what follows the numbers plays no part.
+    """Whether a version is below a minimum; what follows the numbers is ignored.
 
     Example:
         >>> older("2.10.0+cu128", "2.6"), older("1.0.9", "1.0.15"), older("2.6", "2.6.0")
         (False, True, False)
     """
-    left, right = _numbers(version), _numbers(minimum)
-    width = max(len(left), len(right))
-    return left + [0] * (width - len(left)) < right + [0] * (width - len(right))
-
-
-def _numbers(version: str) -> list[int]:
-    head = re.match(r"\d+(\.\d+)*", version)
-    return [int(part) for part in head[0].split(".")] if head else []
+    return Version(Version(version).base_version) < Version(minimum)
 
 
 def _python() -> Check:
@@ -190,7 +191,12 @@ def _processors(threads: int) -> Check:
 
 
 def processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
-    """Processors that this process may use: its affinity, and a container's share of time."""
+    """Processors that this process may use: its affinity, and a container's share of time.
+
+    Example:
+        >>> processors() > 0
+        True
+    """
     usable = float(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -255,7 +261,7 @@ def check_plugins() -> list[Check]:
     return checks
 
 
-def check_places(results: Path) -> list[Check]:
+def check_output(results: Path) -> list[Check]:
     """The folder of results, and the terminal."""
     return [_results(results), _terminal()]
 
@@ -284,7 +290,7 @@ def _results(folder: Path) -> Check:
 
 def _terminal() -> Check:
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    kind = "a terminal" if sys.stdout.isatty() else "no terminal: progress comes as plain lines"
+    kind = "a terminal" if sys.stdout.isatty() else "not a terminal: progress comes as plain lines"
     if shown(_SHOWN, encoding) != _SHOWN:
         found = f"{encoding}: tables and progress need characters that it does not have"
         return Check("output", "problem", found, "export PYTHONUTF8=1, and use a UTF-8 locale")

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from opentta.bench.doctor.checkup import (
+from opentta.bench.doctor.installation import (
     Check,
     State,
     check_machine,
-    check_places,
+    check_output,
     check_plugins,
     check_software,
     installed,
@@ -36,7 +36,7 @@ def examine(
     weights: Path | str | None = None,
     backbone: str | None = None,
 ) -> list[Check]:
-    """Look at software, machine, backbone, data and places; one check a line of the table.
+    """Look at software, machine, backbone, methods, data and output: one check per line.
 
     Example:
         >>> checks = examine(results="results")
@@ -51,7 +51,7 @@ def examine(
         "backbone": partial(check_backbone, backbone, None if weights is None else Path(weights)),
         "methods": check_plugins,
         "data": partial(check_data, None if data_root is None else Path(data_root)),
-        "places": partial(check_places, Path(results)),
+        "output": partial(check_output, Path(results)),
     }
     checks = []
     for name, look in sections.items():
@@ -70,7 +70,7 @@ def check_backbone(name: str | None, file: Path | None) -> list[Check]:
     checks = [] if name or file else [_bare_name()]
     asked = name or (_named_by(file) if file else PAPER_BACKBONES[0])
     if asked is None:
-        found = f"the name of {file} is no name of a timm model"
+        found = f"the name of {file} is not the name of a timm model"
         return [*checks, Check("weights", "problem", found, "say which it is: --backbone NAME")]
     try:
         full = full_name(asked)
@@ -129,7 +129,7 @@ def _remarks(asked: str, full: str, file: Path | None) -> list[Check]:
 
 def _weights(full: str, file: Path | None) -> Check:
     """A file is loaded; without one the Hugging Face cache is looked at, never the network."""
-    from opentta.bench.run.weights import NOT_LOOKED_UP, find_weights, load_model
+    from opentta.bench.plan.weights import NOT_LOOKED_UP, find_weights, load_model
 
     try:
         found = find_weights(full, file, download=False)
@@ -194,7 +194,7 @@ def _look(entry: Entry, root: Path) -> Check | None:
     if first in ("<wnid>", "<class>") and entry.classes:
         have, wanted, what = len(class_folders(folder)), entry.classes, "class folders"
         if not have and any(p.suffix.lower() in IMAGE_SUFFIXES for p in folder.iterdir()):
-            found = f"{folder} holds images directly; expected one folder a class"
+            found = f"{folder} holds images directly; expected one folder per class"
             return Check(topic, "problem", found, "sort them into folders named by their class")
     elif first in ("<corruption>", "<corruption>.npy"):
         there = {path.name.removesuffix(".npy") for path in folder.iterdir()}
