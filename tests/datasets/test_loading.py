@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from opentta.datasets.cache import cache_key, cached
 from PIL import Image
 
 from opentta.datasets import LiveStream, Share, Stream, StreamSpec, image_folder, ood_folder, paper
-from opentta.datasets.cache import cache_key, cached
 from opentta.datasets.loader import Prepared, as_floats
 from opentta.datasets.preprocess import Geometry
 from opentta.errors import ConfigError, DataError, DtypeError, ShapeError, UnreadableImageError

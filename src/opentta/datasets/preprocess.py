@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from opentta.datasets.images import Pixels
 from opentta.errors import ConfigError, DataError, unknown
 
+Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
 Kind = Literal["stored", "natural", "visda", "ood"]
 """What an image set holds: pixels that are final, photographs, VisDA-2021's mix, or OOD photos."""
 
@@ -82,14 +83,14 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preprocessing:
     """The preprocessing of a run: one geometry for each kind of image, and the normalisation.
 
     Images reach a method in [0, 1]; ``normalization`` is what to hand to the model
     (``opentta.adapt(..., normalization=...)``), ``mean`` and ``std`` record what it means.
 
     Example:
-        >>> Preset.from_dict(PAPER.to_dict()) == PAPER
+        >>> Preprocessing.from_dict(PAPER.to_dict()) == PAPER
         True
     """
 
@@ -129,7 +130,7 @@ class Preset:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Preset:
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """The preset that ``to_dict`` wrote, also after a round trip through JSON."""
         geometries = ("stored", "natural", "visda", "ood")
         return cls(
@@ -141,7 +142,7 @@ class Preset:
         )
 
 
-def paper(size: int = 224) -> Preset:
+def paper(size: int = 224) -> Preprocessing:
     """What reproduces the published numbers: see the table in ``docs/datasets.md``.
 
     The mean and std are ImageNet's, although the paper's checkpoint was trained with 0.5/0.5;
@@ -153,7 +154,7 @@ def paper(size: int = 224) -> Preset:
         ('squash', 'imagenet')
     """
     resize = round(size * _RESIZE_OVER_CROP)
-    return Preset(
+    return Preprocessing(
         name="paper",
         normalization="imagenet",
         mean=_IMAGENET_MEAN,
@@ -168,7 +169,7 @@ def paper(size: int = 224) -> Preset:
 PAPER = paper()
 
 
-def correct(model: object) -> Preset:
+def correct(model: object) -> Preprocessing:
     """The checkpoint's own preprocessing, read from a timm model or its ``pretrained_cfg``.
 
     Photographs, known or OOD, are resized and cropped alike, as the network was evaluated by
@@ -202,7 +203,7 @@ def correct(model: object) -> Preset:
     if crop_mode not in modes:
         raise unknown("crop mode", crop_mode, modes)
     photograph = Geometry(modes[crop_mode], size, resize, interpolation)
-    return Preset(
+    return Preprocessing(
         name="correct",
         normalization="auto",
         mean=_triple(config["mean"]),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from opentta.bench.plan.cells import Cell, Where
 from opentta.bench.run.weights import load_model
-from opentta.datasets.catalog import open_dataset
-from opentta.datasets.entries import DATASETS
+from opentta.datasets.catalog import DATASETS, open_share
+from opentta.datasets.spec import Share
 from opentta.errors import ConfigError, DataError
 
 
@@ -28,42 +29,40 @@ def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tupl
         load_model(weights)
     if not look:
         return ()
-    missing: dict[str, int] = {}  # set -> cells that need it
-    doomed = 0
-    for cell in cells:
-        lacking = [name for name in _sets(cell) if not _is_there(name, where.root)]
-        doomed += bool(lacking)
-        for name in lacking:
-            missing[name] = missing.get(name, 0) + 1
-    if not missing:
+    used = {share.name: share for cell in cells for share in _shares(cell)}
+    absent = {name for name, share in used.items() if not _is_there(share, where.root)}
+    if not absent:
         return ()
+    lacking = [[s.name for s in _shares(cell) if s.name in absent] for cell in cells]
+    missing = Counter(name for names in lacking for name in names)  # set -> cells that need it
     if not where.root:
         raise ConfigError(
             f"expected --data-root ROOT, the folder that holds {', '.join(missing)}; "
             "`opentta data check ROOT` says how it must look"
         )
-    reasons = {name: _reason(name, where.root) for name in missing}
-    if doomed == len(cells):
+    reasons = {name: _reason(used[name], where.root) for name in missing}
+    if all(lacking):
         raise DataError(next(iter(reasons.values())))
     return tuple(f"{missing[name]:,} cells will fail: {reasons[name]}" for name in missing)
 
 
-def _sets(cell: Cell) -> list[str]:
-    shares = (cell.stream.id, *cell.stream.ood, *([cell.source] if cell.source else []))
-    return [share.name for share in shares]
+def _shares(cell: Cell) -> list[Share]:
+    return [cell.stream.id, *cell.stream.ood, *([cell.source] if cell.source else [])]
 
 
-def _is_there(name: str, root: str) -> bool:
-    """Whether the folder of a set is there, or that of the clean set it can be made from."""
-    entry = DATASETS[name]
-    if not entry.folder or (root and (Path(root) / entry.folder).is_dir()):
-        return True
-    return bool(entry.made_from) and _is_there(entry.made_from, root)
+def _is_there(share: Share, root: str) -> bool:
+    """Whether a set is there: its folder, that of its clean set, or every image of its list."""
+    if share.listed is not None:
+        return bool(root) and not _reason(share, root)
+    names = (share.name, DATASETS[share.name].made_from)
+    folders = [DATASETS[name].folder for name in names if name]
+    return any(not folder or (root and (Path(root) / folder).is_dir()) for folder in folders)
 
 
-def _reason(name: str, root: str) -> str:
+def _reason(share: Share, root: str) -> str:
+    """Why a set cannot be opened; nothing where it can."""
     try:
-        open_dataset(name, root)
+        open_share(share, root)
     except DataError as error:
         return str(error)
-    return f"{name} was not there a moment ago"  # somebody made it meanwhile
+    return ""

@@ -10,8 +10,7 @@ from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
 from opentta.bench.plan.cells import EMBEDDED, Cell, Where
 from opentta.bench.run.measure import forward_seconds
-from opentta.datasets.catalog import open_stream
-from opentta.datasets.entries import EMBEDDED_TRAIN
+from opentta.datasets.catalog import EMBEDDED_TRAIN, open_stream
 from opentta.datasets.spec import StreamSpec
 from opentta.datasets.stream import Stream
 from opentta.errors import SourceDataError
@@ -22,7 +21,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
     adapter = adapt(
         model,
         cell.method,
-        normalization=cell.stream.preset.normalization,
+        normalization=cell.stream.preprocessing.normalization,
         classes=stream.class_indices,
         seed=cell.seed,
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
@@ -50,7 +49,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         cell.source,
         batch_size=cell.stream.batch_size,
         seed=cell.stream.seed,
-        preset=cell.stream.preset,
+        preprocessing=cell.stream.preprocessing,
         on_error=cell.stream.on_error,
     )
     adapter.fit_source(open_stream(spec, where.root, workers=where.workers, cache=where.cache))
@@ -60,7 +59,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
 def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
     """Seconds an image of a plain forward, in batches of the stream's size."""
     size = min(cell.stream.batch_size, sum(stream.counts().values()))
-    side = cell.stream.preset.size
+    side = cell.stream.preprocessing.size
     images = torch.full((size, 3, side, side), 0.5, device=adapter.backbone.device)
     low, graph = cell.precision == "bfloat16", adapter.execution.graph
     return forward_seconds(adapter.backbone, images, low=low, graph=graph) / size

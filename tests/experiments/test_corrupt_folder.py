@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentta.datasets.corrupt_folder import corrupt_folder
 from PIL import Image
 
-from opentta.datasets.corrupt_folder import corrupt_folder
 from opentta.datasets.corruptions import corrupted, prepare
 from opentta.datasets.images import read_rgb
 from opentta.errors import ConfigError, DataError, UnknownNameError, UnreadableImageError

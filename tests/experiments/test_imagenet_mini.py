@@ -7,6 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from opentta.datasets.imagenet_mini import (
+    check_imagenet_mini,
+    count_states,
+    digest,
+    pictures,
+    write_list,
+)
+from opentta.datasets.imagenet_mini_rebuild import rebuild_imagenet_mini
 from PIL import Image
 
 from opentta.cli.data import DataImagenetMini
@@ -28,14 +36,6 @@ from opentta.datasets import (
 from opentta.datasets import (
     imagenet_mini_rebuild as rebuild,
 )
-from opentta.datasets.imagenet_mini import (
-    check_imagenet_mini,
-    count_states,
-    digest,
-    pictures,
-    write_list,
-)
-from opentta.datasets.imagenet_mini_rebuild import rebuild_imagenet_mini
 from opentta.errors import ConfigError, DataError
 
 WNIDS = imagenet_wnids()
