@@ -206,8 +206,8 @@ def test_the_written_preset_reads_back_and_changes_only_what_was_tuned(tmp_path)
 
 
 def test_a_search_on_fewer_images_says_so():
-    assert "500 ID images a stream" in tuned_toml(search(limit=500))
-    assert "ID images a stream" not in tuned_toml(search())
+    assert "500 ID images per stream" in tuned_toml(search(limit=500))
+    assert "ID images per stream" not in tuned_toml(search())
 
 
 def test_a_tuned_set_wins_over_what_the_base_says_of_it(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from opentta.datasets.corrupt_folder import corrupt_folder
+from corrupt_folder import corrupt_folder
 
 from opentta.datasets import (
     CorruptionFolders,

@@ -165,12 +165,11 @@ class Stream:
                     reset = False
                 number += 1
 
-    def origin(self, index: Tensor) -> list[str]:
-        """Name of the set that each sample came from; ``index`` is a batch's, (B,)."""
-        return [self.origins[samples.origins[i]] for samples, i in self._locate(index)]
-
     def domain(self, index: Tensor) -> list[str]:
-        """``corruption/severity`` of each sample, or ``clean``, also in a mixed segment; (B,)."""
+        """``corruption/severity`` of each sample, or ``clean``, also in a mixed segment.
+
+        ``index`` (B,) is that of a batch.
+        """
         return [samples.domains[samples.set_numbers[i]] for samples, i in self._locate(index)]
 
     def check_labels(self, classes: int) -> None:
