@@ -1,4 +1,4 @@
-"""How a decoded image becomes the square the network sees; a preset is stored with every run."""
+"""How a decoded image becomes the square the network sees; stored with every run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Geometry:
             if (height, width) != (self.size, self.size):
                 raise DataError(
                     f"expected an image stored at {self.size}x{self.size}, got {height}x{width} "
-                    f"(height x width); use a preset of that size, such as paper(size={height}), "
+                    f"(height x width); use a preprocessing of that size, such as paper(size={height}), "
                     "or correct(), which resizes"
                 )
             return pixels
@@ -107,7 +107,7 @@ class Preprocessing:
         sizes = {g.size for g in (self.stored, self.natural, self.visda, self.ood)}
         if len(sizes) > 1:
             raise ConfigError(
-                f"expected one size for the four geometries of a preset, got {sorted(sizes)}; "
+                f"expected one size for the four geometries, got {sorted(sizes)}; "
                 "a batch can hold one image size only"
             )
 
@@ -131,7 +131,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """The preset that ``to_dict`` wrote, also after a round trip through JSON."""
+        """The preprocessing that ``to_dict`` wrote, also after a round trip through JSON."""
         geometries = ("stored", "natural", "visda", "ood")
         return cls(
             name=values["name"],

@@ -210,11 +210,8 @@ class StreamSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON."""
         values = asdict(self)
-        return values | {
-            "id": self.id.to_dict(),
-            "ood": tuple(share.to_dict() for share in self.ood),
-            "preset": values.pop("preprocessing"),
-        }
+        values["preset"] = values.pop("preprocessing")
+        return values | {"id": self.id.to_dict(), "ood": tuple(s.to_dict() for s in self.ood)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamSpec:

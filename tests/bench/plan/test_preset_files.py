@@ -140,6 +140,7 @@ def declared(write, tmp_path):
         role = "ood"
         [stream]
         counts.mine = 2
+        preprocessing = "correct"
         [fields.sar]
         mine.lr = 0.5
         [source]
