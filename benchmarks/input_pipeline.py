@@ -94,7 +94,7 @@ def _stream(
     spec = StreamSpec(
         Share(images.name), batch_size=arguments.batch_size, passes=passes, on_error="skip"
     )
-    assert spec.preset.ood == Geometry("squash", 224)
+    assert spec.preprocessing.ood == Geometry("squash", 224)
     return Stream(spec, images, workers=workers, cache=cache)
 
 

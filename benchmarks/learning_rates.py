@@ -58,7 +58,7 @@ def run(job: tuple[str, str, str, int, str]) -> tuple[str, str, int, float, floa
         ood=(Share("textures"),),
         segments=separate([corruption], severity=3),
         seed=seed,
-        preset=correct(model),
+        preprocessing=correct(model),
     )
     known = OnTheFly(imagenet_folder(Path(root) / "val", "val"))
     textures = ood_folder(Path(root) / "ood" / "textures", "textures")

@@ -17,6 +17,7 @@ import argparse
 import csv
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import opentta
-from opentta.datasets import Share, Stream, StreamSpec, correct, open_stream, separate
+from opentta.bench.plan.presets import load_preset
+from opentta.datasets import Stream, StreamSpec, correct, open_stream, separate
 
+PRESET = Path(__file__).parents[1] / "experiments" / "imagenet-mini" / "imagenet-mini.toml"
 Row = tuple[str, int, int, float, float]  # label, seed, place in the stream, ACC, AUC in percent
 ROWS: dict[str, dict[str, Any]] = {  # the first word is the method
     "ladder_affine, no affine": {"affine": "off"},
@@ -53,14 +56,15 @@ def run(label: str, seed: int, args: argparse.Namespace) -> list[Row]:
     model = timm.create_model("vit_tiny_patch16_224", pretrained=False).eval()
     weights = args.root / "imagenet-mini" / "vit_tiny_patch16_224.safetensors"
     model.load_state_dict(load_file(weights))
+    preset = load_preset(PRESET)
     spec = StreamSpec(
-        id=Share("imagenet-mini", count=args.limit),
-        ood=(Share("mini-textures", count=args.limit and args.limit // 4),),
+        id=replace(preset.share("imagenet-mini"), count=args.limit),
+        ood=(replace(preset.share("mini-textures"), count=args.limit and args.limit // 4),),
         segments=separate(args.corruptions, severity=args.severity),
         passes=args.passes,
         reset="never",
         seed=seed,
-        preset=correct(model),
+        preprocessing=correct(model),
     )
     graph = args.device.startswith("cuda")
     method = label.split(",")[0]

@@ -34,6 +34,7 @@ from opentta.datasets import open_stream
 from opentta.metrics import auroc, hscore
 from opentta.parts.losses import entropy
 
+PRESET = Path(__file__).parents[1] / "experiments" / "imagenet-mini" / "imagenet-mini.toml"
 Row = dict[str, str]  # of the file: method, corruption, ood, seed, acc, then an AUC by every score
 METHODS = ["source", "tent", "sar", "sotta", "unient", "stamp", "steady"]
 SCORES = [
@@ -104,7 +105,7 @@ def table(rows: list[Row]) -> str:
 def measure(args: argparse.Namespace) -> list[Row]:
     """Run the cells in worker processes; each is written as it ends."""
     cells = expand(
-        load_preset("imagenet-mini"),
+        load_preset(PRESET),
         methods=args.methods,
         corruptions=args.corruptions,
         severities=[args.severity],

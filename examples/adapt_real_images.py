@@ -44,7 +44,7 @@ def main() -> None:
         ood=(Share("textures", count=args.unknown, pick="random"),),
         segments=separate([args.corruption], severity=args.severity),
         seed=2024,
-        preset=correct(model),
+        preprocessing=correct(model),
     )
     known = OnTheFly(imagenet_folder(root / "val", "val"))
     stream = Stream(spec, known, [ood_folder(root / "ood" / "textures", "textures")])

@@ -11,8 +11,6 @@ from opentta.cli import COMMANDS, main
 
 PAGES = [(name,) for name, _ in COMMANDS] + [
     ("data", "check"),
-    ("data", "corrupt"),
-    ("data", "imagenet-mini"),
 ]
 
 

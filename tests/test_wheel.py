@@ -51,7 +51,7 @@ def test_the_wheel_holds_its_assets_and_presets(site, tmp_path):
     out = outside(site, tmp_path, "-c", SCRIPT.format(site=str(site)))
     size, classes = out.split()[:2]
     assert int(size) > 5e6 and classes == "8"
-    assert {"mini", "table1", "imagenet-mini"} <= set(out.split())
+    assert {"mini", "mini-full", "table1"} <= set(out.split())
     assert not any(path.suffix == ".py" and "tests" in path.parts for path in site.rglob("*"))
 
 

@@ -227,7 +227,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_what_is_stored(typed, tmp_p
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (("tabel1",), ("unknown preset 'tabel1'", "did you mean 'table1'", "imagenet-mini")),
+        (("tabel1",), ("unknown preset 'tabel1'", "did you mean 'table1'", "mini-full")),
         (("missing.toml",), ("missing.toml", "no such file", "table1")),
         (("tiny.toml", "--methods", "tnet"), ("tnet", "did you mean 'tent'")),
         (("tiny.toml", "--corruptions", "fogg"), ("fogg", "did you mean 'fog'")),

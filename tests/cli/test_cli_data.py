@@ -61,8 +61,6 @@ def test_check_looks_for_the_sets_that_were_named(capsys, root):
         (("data", "check", "nowhere"), "nowhere"),
         (("data", "check", ".", "--datasets", "sum"), "did you mean 'sun'"),
         (("data", "check", ".", "--severity", "9"), "1 to 5"),
-        (("data", "corrupt", ".", "out", "--corruption", "fogg"), "did you mean 'fog'"),
-        (("data", "corrupt", ".", "out", "--corruption", "fog", "--severity", "6"), "1 to 5"),
     ],
 )
 def test_an_error_is_one_line_and_status_2(capsys, args, message):
@@ -76,32 +74,10 @@ def test_a_mistyped_command_is_status_2(capsys):
     assert run(capsys, "data", "chek")[0] == 2
 
 
-@pytest.mark.parametrize("args", [(), ("data",), ("data", "check"), ("data", "corrupt")])
+@pytest.mark.parametrize("args", [(), ("data",), ("data", "check")])
 def test_help_is_there_at_every_level(capsys, args):
     status, out, _ = run(capsys, *args, "--help")
     assert status == 0 and "usage: opentta" in out
-
-
-def test_corrupt_writes_a_tree_and_says_what_it_did(capsys, root, tmp_path):
-    status, out, _ = run(
-        capsys, "data", "corrupt", str(root / "SUN"), str(tmp_path / "SUN-C"),
-        "--corruption", "fog", "contrast", "--severity", "3", "--workers", "1", "--no-progress",
-    )  # fmt: skip
-    assert status == 0
-    assert "fog/3: 2 written" in out and "contrast/3: 2 written" in out
-    assert "  skipped images/2.jpg: cannot be read as an image (the file is empty)\n" in out
-    made = sorted(
-        p.relative_to(tmp_path / "SUN-C").as_posix() for p in tmp_path.rglob("SUN-C/*/*/*/*.jpg")
-    )
-    assert made == [f"{name}/3/images/{i}.jpg" for name in ("contrast", "fog") for i in range(2)]
-
-
-def test_corrupt_can_stop_at_an_unreadable_file(capsys, root, tmp_path):
-    status, _, err = run(
-        capsys, "data", "corrupt", str(root / "SUN"), str(tmp_path / "SUN-C"),
-        "--corruption", "fog", "--workers", "1", "--no-progress", "--on-error", "raise",
-    )  # fmt: skip
-    assert status == 2 and "2.jpg" in err
 
 
 def test_the_command_starts_without_torch():

@@ -94,7 +94,7 @@ def test_an_ood_set_is_corrupted_only_by_its_name(tmp_path, ood, clean):
     np.save(tmp_path / "CIFAR-100-C" / "contrast.npy", np.zeros((5, 32, 32, 3), np.uint8))
     np.save(tmp_path / "CIFAR-100-C" / "labels.npy", np.zeros(5, np.uint8))
     spec = StreamSpec(
-        Share("cifar-10"), (Share(ood, count=1),), separate(["contrast"]), preset=paper(32)
+        Share("cifar-10"), (Share(ood, count=1),), separate(["contrast"]), preprocessing=paper(32)
     )
     (batch,) = list(open_stream(spec, tmp_path))
     image = batch.images[batch.labels == -1][0]

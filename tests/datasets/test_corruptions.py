@@ -16,15 +16,14 @@ from opentta.datasets.corruptions import (
     corrupted,
     digital,
     encode,
-    ice,
-    motion,
+    frost,
     noise,
     prepare,
     rng_for,
-    smooth,
     stored,
     weather,
 )
+from opentta.datasets.corruptions import pixels as pixel_maths
 from opentta.datasets.corruptions.constants import TABLES
 from opentta.errors import ConfigError, DtypeError, ShapeError, UnknownNameError
 
@@ -259,7 +258,7 @@ def test_streak_takes_its_taps_along_one_ray(angle):
         x = 30 + math.ceil(k * math.cos(math.radians(angle)) - 0.5)
         y = 30 + math.ceil(k * math.sin(math.radians(angle)) - 0.5)
         out += weight / sum(weights) * padded[y : y + 40, x : x + 50]
-    ours = motion.streaked(image, radius, sigma, angle)
+    ours = pixel_maths.streaked(image, radius, sigma, angle)
     assert difference(ours, np.floor(out + 0.5 / 257)).max() <= 1
     assert (ours != np.floor(out + 0.5 / 257)).mean() < 0.001
 
@@ -281,14 +280,14 @@ def test_magnified_is_scipys_zoom_of_the_centre(side, factor):
 def test_gaussian_is_scipys_with_nearest_edges(sigma):
     image = picture(40, 33) / 255.0
     theirs = ndimage.gaussian_filter(image, (sigma, sigma, 0), mode="nearest", truncate=4)
-    np.testing.assert_allclose(smooth.gaussian(image, sigma), theirs, atol=1e-9)
+    np.testing.assert_allclose(pixel_maths.gaussian(image, sigma), theirs, atol=1e-9)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 2.44, 19.5, 170.8])
 def test_mirrored_gaussian_is_scipys_even_when_wider_than_the_image(sigma):
     field = np.random.default_rng(0).uniform(-1, 1, (47, 60))
     theirs = ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3)
-    np.testing.assert_allclose(smooth.gaussian_mirrored(field, sigma), theirs, atol=1e-9)
+    np.testing.assert_allclose(pixel_maths.gaussian_mirrored(field, sigma), theirs, atol=1e-9)
 
 
 def test_elastic_samples_as_scipys_map_coordinates():
@@ -384,16 +383,16 @@ def test_snow_lies_on_the_picture_and_on_its_upside_down():
 
 
 def test_ice_is_drawn_anew_by_rule_and_differs_from_crop_to_crop():
-    ice.plates.cache_clear()
-    first = ice.ice(64, 80, 1, np.random.default_rng(3)).copy()
-    ice.plates.cache_clear()
-    assert (ice.ice(64, 80, 1, np.random.default_rng(3)) == first).all()
-    means = {round(float(ice.ice(64, 80, 1, np.random.default_rng(s)).mean())) for s in range(40)}
+    frost.plates.cache_clear()
+    first = frost.ice(64, 80, 1, np.random.default_rng(3)).copy()
+    frost.plates.cache_clear()
+    assert (frost.ice(64, 80, 1, np.random.default_rng(3)) == first).all()
+    means = {round(float(frost.ice(64, 80, 1, np.random.default_rng(s)).mean())) for s in range(40)}
     assert len(means) > 15
     assert min(means) < 120 < 200 < max(means)
 
 
 def test_ice_covers_images_larger_than_a_plate():
-    layer = ice.ice(700, 1100, 1, np.random.default_rng(0))
+    layer = frost.ice(700, 1100, 1, np.random.default_rng(0))
     assert layer.shape == (700, 1100, 3)
     assert layer.std(axis=(0, 1)).min() > 5

@@ -13,13 +13,14 @@ import torch
 from PIL import Image
 
 from opentta.datasets import LiveStream, Share, Stream, StreamSpec, image_folder, ood_folder, paper
-from opentta.datasets.cache import cache_key, cached
-from opentta.datasets.loader import Prepared, as_floats
+from opentta.datasets.loader import Prepared, as_floats, cache_key, cached
 from opentta.datasets.preprocess import Geometry
 from opentta.errors import ConfigError, DataError, DtypeError, ShapeError, UnreadableImageError
 
 SMALL = paper(32)
-SPEC = StreamSpec(Share("known"), (Share("far"),), batch_size=4, preset=SMALL, on_error="skip")
+SPEC = StreamSpec(
+    Share("known"), (Share("far"),), batch_size=4, preprocessing=SMALL, on_error="skip"
+)
 
 
 @pytest.fixture
@@ -93,12 +94,12 @@ def test_the_cache_is_keyed_by_content_geometry_and_corruption(known):
 
 
 def test_an_interrupted_writer_leaves_no_entry(known, tmp_path, monkeypatch):
-    from opentta.datasets import cache
+    from opentta.datasets import loader
 
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache, "decode", interrupted)
+    monkeypatch.setattr(loader, "decode", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cached(Prepared(known, SMALL.natural), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
@@ -142,16 +143,16 @@ def test_two_writers_at_once_leave_one_whole_entry(known, tmp_path):
 
 
 def test_a_writer_that_finishes_second_uses_the_first_entry(known, tmp_path, monkeypatch):
-    from opentta.datasets import cache
+    from opentta.datasets import loader
 
-    folder, write = tmp_path / "cache", cache._write
+    folder, write = tmp_path / "cache", loader._write
 
     def raced(prepared, *args):
         write(prepared, *args)
-        monkeypatch.setattr(cache, "_write", write)
+        monkeypatch.setattr(loader, "_write", write)
         cached(prepared, folder)  # another process is quicker
 
-    monkeypatch.setattr(cache, "_write", raced)
+    monkeypatch.setattr(loader, "_write", raced)
     assert len(cached(Prepared(known, SMALL.natural), folder)) == 9
     assert len(list(folder.iterdir())) == 1
 
@@ -175,7 +176,7 @@ def frames():
 
 
 def test_a_live_stream_never_ends_and_can_be_resumed():
-    live = LiveStream(frames, batch_size=4, preset=SMALL)
+    live = LiveStream(frames, batch_size=4, preprocessing=SMALL)
     batches = list(itertools.islice(live, 3))
     assert [b.labels.tolist() for b in batches] == [[0, 1, 2, 0], [1, 2, 0, 1], [2, 0, 1, 2]]
     again = next(live.batches(2))
@@ -186,7 +187,7 @@ def test_a_live_stream_never_ends_and_can_be_resumed():
 def test_a_live_stream_takes_paths_pillow_images_and_pixels(image_file, tmp_path):
     file = image_file(tmp_path / "a.png")
     items = [file, str(file), Image.open(file), np.array(Image.open(file).convert("RGB"))]
-    (batch,) = LiveStream(items, batch_size=8, preset=SMALL)
+    (batch,) = LiveStream(items, batch_size=8, preprocessing=SMALL)
     assert batch.images.shape == (4, 3, 32, 32)
     assert all(torch.equal(image, batch.images[0]) for image in batch.images)
 
@@ -194,8 +195,8 @@ def test_a_live_stream_takes_paths_pillow_images_and_pixels(image_file, tmp_path
 def test_a_live_stream_skips_or_raises(image_file, tmp_path):
     items = [tmp_path / "nowhere.png", image_file(tmp_path / "a.png")]
     with pytest.raises(UnreadableImageError):
-        list(LiveStream(items, preset=SMALL))
-    live = LiveStream(items, preset=SMALL, on_error="skip")
+        list(LiveStream(items, preprocessing=SMALL))
+    live = LiveStream(items, preprocessing=SMALL, on_error="skip")
     assert [b.index.tolist() for b in live] == [[1]]
     assert live.describe()["unreadable"] == 1
 
@@ -208,11 +209,11 @@ def test_a_live_stream_skips_what_is_no_picture(image_file, tmp_path, kind):
         "no rows": lambda: np.zeros((0, 8, 3), np.uint8),
         "one column": lambda: np.zeros((8, 1, 3), np.uint8),
     }[kind]
-    live = LiveStream([bad(), np.zeros((8, 8, 3), np.uint8)], preset=SMALL, on_error="skip")
+    live = LiveStream([bad(), np.zeros((8, 8, 3), np.uint8)], preprocessing=SMALL, on_error="skip")
     assert [batch.index.tolist() for batch in live] == [[1]]
     assert live.skipped == 1
     with pytest.raises(UnreadableImageError, match="item 0"):
-        list(LiveStream([bad()], preset=SMALL))
+        list(LiveStream([bad()], preprocessing=SMALL))
 
 
 def test_live_mistakes_are_named():

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from opentta.datasets.preprocess import PAPER, Geometry, Preset, correct, paper
+from opentta.datasets.preprocess import PAPER, Geometry, Preprocessing, correct, paper
 from opentta.errors import ConfigError, DataError, UnknownNameError
 
 SIZES = [(300, 500), (500, 301), (224, 224), (256, 256), (40, 60), (257, 391)]
@@ -83,7 +83,7 @@ def test_correct_reads_a_timm_model():
 
 @pytest.mark.parametrize("preset", [PAPER, paper(32), correct(HALF)], ids=lambda p: p.name)
 def test_a_preset_survives_json(preset):
-    assert Preset.from_dict(json.loads(json.dumps(preset.to_dict()))) == preset
+    assert Preprocessing.from_dict(json.loads(json.dumps(preset.to_dict()))) == preset
 
 
 def test_mistakes_are_named():

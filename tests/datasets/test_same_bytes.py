@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from corrupt_folder import corrupt_folder
 
 from opentta.datasets import (
     CorruptionFolders,
@@ -16,7 +17,6 @@ from opentta.datasets import (
     ood_folder,
     separate,
 )
-from opentta.datasets.corrupt_folder import corrupt_folder
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from opentta.errors import UnreadableImageError
 

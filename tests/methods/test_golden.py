@@ -38,7 +38,7 @@ def numbers(method):
 @pytest.mark.parametrize("method", opentta.methods())
 def test_numbers_are_the_pinned_ones(method):
     golden = json.loads(GOLDEN.read_text())
-    assert method in golden, "write them with: PYTHONPATH=tests python tests/methods/test_golden.py NAME"
+    assert method in golden, "write them as the docstring above says"
     found, pinned = numbers(method), golden[method]
     assert found["version"] == pinned["version"]
     assert found["logits"] == pytest.approx(pinned["logits"], rel=1e-3, abs=2e-4)

@@ -274,7 +274,7 @@ def tuned_toml(tuned: Tuned, base: str | Path = "table1", folder: Path | None = 
         f"{tuned.method}: {settings}; best H of {len(tuned.trials)} points ({100 * best.h:.1f}) on "
         f"{id}, {', '.join(domains)} against {', '.join(oods)}, seed {', '.join(map(str, seeds))}"
     )
-    if stream.id != tuned.preset.stream.share(id):
+    if stream.id != tuned.preset.share(id):
         found += f", {stream.id.count} ID images per stream"
     lines = [
         f"extends = {_toml(_extended(base, folder))}",
@@ -286,7 +286,7 @@ def tuned_toml(tuned: Tuned, base: str | Path = "table1", folder: Path | None = 
         "",
         "[stream]",
         f"batch_size = {stream.batch_size}",
-        f"preprocessing = {_toml(stream.preset.name)}",
+        f"preprocessing = {_toml(stream.preprocessing.name)}",
         "",
         f"[fields.{tuned.method}.{_toml(id)}.{_toml(backbone)}]",
         *(f"{name} = {_toml(value)}" for name, value in best.settings.items()),

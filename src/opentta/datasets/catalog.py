@@ -1,24 +1,275 @@
-"""The data sets of the paper, and a few more, opened by name."""
+"""The data sets of the paper, and a few more, opened by name: folder, layout, counts, home page."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
+from opentta.datasets.arrays import CifarC, cifar10, cifar100, svhn
 from opentta.datasets.corrupting import OnTheFly, PartlyMade
-from opentta.datasets.entries import DATASETS as DATASETS  # here because this is its home to users
-from opentta.datasets.entries import Entry as Entry
-from opentta.datasets.folders import CorruptionFolders
-from opentta.datasets.sets import ImageSet, Source
+from opentta.datasets.embedded import Kind, embedded_set
+from opentta.datasets.folders import CorruptionFolders, ood_folder
+from opentta.datasets.imagenet import imagenet_a, imagenet_c, imagenet_folder, imagenet_r
+from opentta.datasets.lists import listed_images, visda2021
+from opentta.datasets.sets import ImagePool, ImageSet
+from opentta.datasets.spec import Share, StreamSpec
+from opentta.datasets.stream import Stream
 from opentta.errors import DataError, unknown
 
-if TYPE_CHECKING:
-    from opentta.datasets.spec import StreamSpec
-    from opentta.datasets.stream import Stream
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A published data set. The counts are the publisher's; ``check`` compares, nobody relies."""
+
+    name: str
+    role: Literal["id", "ood"]
+    folder: str  # below the data root; nothing: the package ships it
+    layout: str  # what the folder must hold
+    page: str  # where it is published
+    images: int  # of one corruption and severity, where there are several
+    classes: int | None  # None: the classes play no part
+    read: Callable[[Path], ImagePool]  # from the folder
+    in_paper: bool = True
+    made_from: str = ""  # a clean set from which it is made on the fly where it is absent
 
 
-def open_dataset(name: str, root: Path | str) -> Source:
+def _ood(name: str) -> Callable[[Path], ImagePool]:
+    return lambda folder: ood_folder(folder, name)
+
+
+def _ood_c(name: str) -> Callable[[Path], ImagePool]:
+    return lambda folder: CorruptionFolders(name, folder, ood_folder)
+
+
+def _embedded(name: str, split: str, kind: Kind, images: int) -> CatalogEntry:
+    """A set inside the package. OOD images are corrupted as the known ones are."""
+
+    def read(folder: Path) -> ImagePool:
+        clean = embedded_set(name, split, kind)
+        return OnTheFly(clean) if kind == "known" else OnTheFly(clean, rename=name)
+
+    return CatalogEntry(
+        name=name,
+        role="id" if kind == "known" else "ood",
+        folder="",
+        layout="inside the package",
+        page="docs/embedded.md",
+        images=images,
+        classes=8 if kind == "known" else None,
+        read=read,
+        in_paper=False,
+    )
+
+
+def _not_shipped(folder: Path) -> ImagePool:
+    raise DataError(
+        f"{EMBEDDED_TRAIN} stands for the training images of the embedded backbone, of which the "
+        "package ships statistics only (EATA, OWTTT); name it as the source of the embedded "
+        "backbone, not as a set to read"
+    )
+
+
+EMBEDDED_TRAIN = "embedded-train"
+"""The source of the embedded backbone: statistics are shipped, images are not."""
+_MOS = "https://github.com/deeplearning-wisc/large_scale_ood"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
+_TREE_C = "<corruption>/<severity>/<wnid>/*.JPEG"
+_HENDRYCKS = "https://github.com/hendrycks"
+
+_ENTRIES = (
+    CatalogEntry(
+        name="imagenet-c",
+        role="id",
+        folder="ImageNet-C",
+        layout=_TREE_C,
+        page="https://doi.org/10.5281/zenodo.2235448",
+        images=50_000,
+        classes=1000,
+        read=imagenet_c,
+    ),
+    CatalogEntry(
+        name="imagenet-val",
+        role="id",
+        folder="imagenet/val",
+        layout="<wnid>/*.JPEG",
+        page="https://www.image-net.org/download.php",
+        images=50_000,
+        classes=1000,
+        read=lambda folder: OnTheFly(imagenet_folder(folder, "imagenet-val")),
+    ),
+    CatalogEntry(
+        name="imagenet-r",
+        role="id",
+        folder="imagenet-r",
+        layout="<wnid>/*.jpg",
+        page=f"{_HENDRYCKS}/imagenet-r",
+        images=30_000,
+        classes=200,
+        read=imagenet_r,
+    ),
+    CatalogEntry(
+        name="imagenet-a",
+        role="id",
+        folder="imagenet-a",
+        layout="<wnid>/*.jpg",
+        page=f"{_HENDRYCKS}/natural-adv-examples",
+        images=7_500,
+        classes=200,
+        read=imagenet_a,
+    ),
+    CatalogEntry(
+        name="visda-2021",
+        role="id",
+        folder="VisDA-2021",
+        layout="val_data/imagenet_c_and_r/<wnid>/* and val_filelists/*.txt",
+        page="https://github.com/VisionLearningGroup/visda21-dev",
+        images=17_304,
+        classes=1000,
+        read=visda2021,
+    ),
+    CatalogEntry(
+        name="textures",
+        role="ood",
+        folder="dtd/images",
+        layout="<class>/*.jpg",
+        page="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
+        images=5_640,
+        classes=47,
+        read=_ood("textures"),
+    ),
+    CatalogEntry(
+        name="places",
+        role="ood",
+        folder="Places",
+        layout="images/*.jpg",
+        page=_MOS,
+        images=10_000,
+        classes=None,
+        read=_ood("places"),
+    ),
+    CatalogEntry(
+        name="inaturalist",
+        role="ood",
+        folder="iNaturalist",
+        layout="images/*.jpg",
+        page=_MOS,
+        images=10_000,
+        classes=None,
+        read=_ood("inaturalist"),
+    ),
+    CatalogEntry(
+        name="sun",
+        role="ood",
+        folder="SUN",
+        layout="images/*.jpg",
+        page=_MOS,
+        images=10_000,
+        classes=None,
+        read=_ood("sun"),
+    ),
+    CatalogEntry(
+        name="textures-c",
+        role="ood",
+        folder="Textures-C",
+        layout="<corruption>/<severity>/<class>/*.jpg",
+        page="made from textures while it is read",
+        images=5_640,
+        classes=47,
+        read=_ood_c("textures-c"),
+        made_from="textures",
+    ),
+    CatalogEntry(
+        name="places-c",
+        role="ood",
+        folder="Places-C",
+        layout="<corruption>/<severity>/images/*.jpg",
+        page="made from places while it is read",
+        images=10_000,
+        classes=None,
+        read=_ood_c("places-c"),
+        made_from="places",
+    ),
+    CatalogEntry(
+        name="cifar-10",
+        role="id",
+        folder="cifar-10-batches-bin",
+        layout="test_batch.bin and batches.meta.txt (the binary version)",
+        page=_CIFAR,
+        images=10_000,
+        classes=10,
+        read=lambda folder: OnTheFly(cifar10(folder)),
+        in_paper=False,
+    ),
+    CatalogEntry(
+        name="cifar-100",
+        role="id",
+        folder="cifar-100-binary",
+        layout="test.bin and fine_label_names.txt (the binary version)",
+        page=_CIFAR,
+        images=10_000,
+        classes=100,
+        read=lambda folder: OnTheFly(cifar100(folder)),
+        in_paper=False,
+    ),
+    CatalogEntry(
+        name="cifar-10-c",
+        role="id",
+        folder="CIFAR-10-C",
+        layout="<corruption>.npy and labels.npy",
+        page="https://doi.org/10.5281/zenodo.2535967",
+        images=10_000,
+        classes=10,
+        read=lambda folder: CifarC("cifar-10-c", folder),
+        in_paper=False,
+    ),
+    CatalogEntry(
+        name="cifar-100-c",
+        role="id",
+        folder="CIFAR-100-C",
+        layout="<corruption>.npy and labels.npy",
+        page="https://doi.org/10.5281/zenodo.3555552",
+        images=10_000,
+        classes=100,
+        read=lambda folder: CifarC("cifar-100-c", folder),
+        in_paper=False,
+    ),
+    CatalogEntry(
+        name="svhn",
+        role="ood",
+        folder="SVHN",
+        layout="test_32x32.mat",
+        page="http://ufldl.stanford.edu/housenumbers/",
+        images=26_032,
+        classes=None,
+        read=svhn,
+        in_paper=False,
+    ),
+    _embedded("embedded", "benchmark", "known", 1600),
+    _embedded("embedded-near-c", "benchmark", "near", 200),
+    _embedded("embedded-far-c", "benchmark", "far", 200),
+    _embedded("embedded-val", "validation", "known", 800),
+    _embedded("embedded-val-near-c", "validation", "near", 200),
+    _embedded("embedded-val-far-c", "validation", "far", 200),
+    CatalogEntry(
+        name=EMBEDDED_TRAIN,
+        role="id",
+        folder="",
+        layout="statistics inside the package",
+        page="docs/embedded.md",
+        images=40_000,
+        classes=8,
+        read=_not_shipped,
+        in_paper=False,
+    ),
+)
+
+DATASETS = {entry.name: entry for entry in _ENTRIES}
+"""Name -> entry, the paper's data sets first."""
+
+
+def open_dataset(name: str, root: Path | str) -> ImagePool:
     """The data set of that name below ``root``; see ``DATASETS`` for the names and folders.
 
     A corrupted OOD set (Textures-C, Places-C) is read where ``<corruption>/<severity>`` is
@@ -51,7 +302,7 @@ def open_dataset(name: str, root: Path | str) -> Source:
     )
 
 
-def root_hint(entry: Entry, root: Path) -> str:
+def root_hint(entry: CatalogEntry, root: Path) -> str:
     """Advice for a root that is the data set's own folder, or lies within it."""
     parts = Path(entry.folder).parts
     resolved = root.resolve()
@@ -61,7 +312,7 @@ def root_hint(entry: Entry, root: Path) -> str:
     return ""
 
 
-def _made(entry: Entry, stored: Source | None, root: Path | str) -> Source:
+def _made(entry: CatalogEntry, stored: ImagePool | None, root: Path | str) -> ImagePool:
     """A corrupted set: stored, made from the clean set while reading, or each where it can."""
     try:
         clean = open_dataset(entry.made_from, root)
@@ -74,6 +325,21 @@ def _made(entry: Entry, stored: Source | None, root: Path | str) -> Source:
     return PartlyMade(stored, made) if isinstance(stored, CorruptionFolders) else made
 
 
+def open_share(share: Share, root: Path | str) -> ImagePool:
+    """The data set that a share names: of this catalog, or declared by a preset with a list."""
+    if share.listed is None:
+        if share.list_sha256:
+            raise DataError(
+                f"{share.name} is declared by a preset, but only the hash of its list is known "
+                "here; load the preset that declares it"
+            )
+        return open_dataset(share.name, root)
+    images = listed_images(share.listed, root)
+    if share.listed.role == "id":
+        return OnTheFly(images)
+    return OnTheFly(images, rename=share.name) if share.name.endswith("-c") else images
+
+
 def open_stream(
     spec: StreamSpec,
     root: Path | str,
@@ -82,19 +348,17 @@ def open_stream(
     cache: Path | str | None = None,
     start_method: str | None = None,
 ) -> Stream:
-    """The stream of a spec whose sets are data sets of this catalog, found below ``root``.
+    """The stream of a spec whose sets are found below ``root``, or declared by a preset.
 
     An OOD set stays clean under a corruption unless its name ends in ``-c``.
     """
-    from opentta.datasets.stream import Stream
-
-    known = open_dataset(spec.id.name, root)
-    ood = [_clean(open_dataset(share.name, root)) for share in spec.ood]
+    known = open_share(spec.id, root)
+    ood = [_clean(open_share(share, root)) for share in spec.ood]
     return Stream(spec, known, ood, workers=workers, cache=cache, start_method=start_method)
 
 
-def _clean(source: Source) -> Source:
+def _clean(pool: ImagePool) -> ImagePool:
     """A set that would be corrupted only because an ID set of that name is."""
-    if isinstance(source, OnTheFly) and not source.rename:
-        return replace(source.clean, name=source.name)
-    return source
+    if isinstance(pool, OnTheFly) and not pool.rename:
+        return replace(pool.clean, name=pool.name)
+    return pool

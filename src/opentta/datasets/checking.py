@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from opentta.datasets.arrays import ArrayReader
-from opentta.datasets.catalog import DATASETS, Entry
+from opentta.datasets.catalog import DATASETS, CatalogEntry
 from opentta.datasets.corrupting import OnTheFly
+from opentta.datasets.corruptions.constants import CORRUPTIONS
 from opentta.datasets.images import check_header, list_images
 from opentta.datasets.sets import FileReader, ImageSet, Reader
 from opentta.errors import ConfigError, DataError, OpenttaError, UnreadableImageError, unknown
@@ -61,7 +62,7 @@ def check(
     """
     root = Path(root)
     if not root.is_dir():
-        raise DataError(f"expected the folder that holds the data sets, but {root} is no folder")
+        raise DataError(f"expected the folder that holds the data sets, but {root} is not a folder")
     if severity not in range(1, 6):
         raise ConfigError(f"expected a severity from 1 to 5, got {severity!r}; 5 is the strongest")
     if names is None:
@@ -75,7 +76,12 @@ def check(
 
 
 def _check(
-    entry: Entry, root: Path, full: bool, severity: int, workers: int, progress: Progress | None
+    entry: CatalogEntry,
+    root: Path,
+    full: bool,
+    severity: int,
+    workers: int,
+    progress: Progress | None,
 ) -> Finding:
     folder = root / entry.folder
 
@@ -116,16 +122,16 @@ def _check(
     return finding(state, images + refused, classes, unreadable, notes)
 
 
-def _sets(entry: Entry, folder: Path, severity: int) -> tuple[list[ImageSet], int, list[str]]:
-    """The sets of an entry (one a corruption, or one), and of those that the reader refuses the
+def _sets(
+    entry: CatalogEntry, folder: Path, severity: int
+) -> tuple[list[ImageSet], int, list[str]]:
+    """The sets of an entry (one per corruption, or one), and of those that the reader refuses the
     number of images and the reasons.
     """
-    from opentta.datasets.corruptions import CORRUPTIONS
-
     try:
-        source = entry.read(folder)
-        if not source.follows_corruption or isinstance(source, OnTheFly):
-            return [source.at("", 0)], 0, []
+        pool = entry.read(folder)
+        if not pool.follows_corruption or isinstance(pool, OnTheFly):
+            return [pool.at("", 0)], 0, []
     except OpenttaError as error:
         return [], len(list_images(folder)), [str(error)]
     sets: list[ImageSet] = []
@@ -138,7 +144,7 @@ def _sets(entry: Entry, folder: Path, severity: int) -> tuple[list[ImageSet], in
             absent.append(corruption)
             continue
         try:
-            sets.append(source.at(corruption, severity))
+            sets.append(pool.at(corruption, severity))
         except OpenttaError as error:
             notes.append(str(error))
             refused += len(list_images(there)) if there.is_dir() else 0
@@ -155,7 +161,7 @@ def _classes(sets: Sequence[ImageSet]) -> int:
     return len({str(PurePosixPath(key).parent) for s in sets for key in s.keys})
 
 
-def _shortfalls(entry: Entry, sets: Sequence[ImageSet]) -> list[str]:
+def _shortfalls(entry: CatalogEntry, sets: Sequence[ImageSet]) -> list[str]:
     notes = []
     few = [s for s in sets if len(s) < entry.images]
     if few:

@@ -1,7 +1,7 @@
 """The images that the package ships: CIFAR-10 test images and far OOD images, 32 x 32.
 
 Eight classes are known; ship and truck are the near OOD set; textures by formula and digits the
-far one. The benchmark and the validation part, on which hyper-parameters are chosen, are disjoint.
+far one. The benchmark and the validation split, on which hyper-parameters are chosen, are disjoint.
 docs/embedded.md has the provenance.
 """
 
@@ -23,7 +23,7 @@ from opentta.errors import unknown
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse")
 """The known ones, CIFAR-10's first eight; ship and truck follow."""
-PARTS = ("benchmark", "validation")
+SPLITS = ("benchmark", "validation")
 KINDS = ("known", "near", "far")
 Kind = Literal["known", "near", "far"]
 
@@ -45,7 +45,7 @@ class EmbeddedReader:
         return str(assets.manifest()[assets.IMAGES]["sha256"])
 
 
-def embedded_set(name: str, part: str, kind: Kind) -> ImageSet:
+def embedded_set(name: str, split: str, kind: Kind) -> ImageSet:
     """One of the shipped sets under the name ``name``.
 
     Example:
@@ -53,10 +53,10 @@ def embedded_set(name: str, part: str, kind: Kind) -> ImageSet:
         >>> known.classes[known.labels[0]], known.read(0).shape
         ('cat', (32, 32, 3))
     """
-    if part not in PARTS:
-        raise unknown("part of the shipped images", part, PARTS)
+    if split not in SPLITS:
+        raise unknown("split of the shipped images", split, SPLITS)
     table = _table()
-    chosen = (table["part"] == PARTS.index(part)) & (table["kind"] == KINDS.index(kind))
+    chosen = (table["part"] == SPLITS.index(split)) & (table["kind"] == KINDS.index(kind))
     keys = tuple(str(key) for key in table["key"][chosen])
     labels: Labels = table["label"][chosen].astype(np.int64)
     images = ImageSet(name, EmbeddedReader(), keys, labels, CLASSES, kind="stored")
@@ -76,7 +76,7 @@ def _rows() -> dict[str, int]:
 
 @cache
 def _pixels() -> Pixels:
-    """All images decoded, (N, 32, 32, 3); a second's work, once a process."""
+    """All images decoded, (N, 32, 32, 3); a second's work, once per process."""
     table = _table()
     blob, ends = table["webp"].tobytes(), table["offset"].tolist()
     files = [io.BytesIO(blob[start:end]) for start, end in pairwise(ends)]

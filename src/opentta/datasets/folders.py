@@ -21,7 +21,7 @@ def class_folders(root: Path) -> tuple[str, ...]:
     """Names of the visible folders in ``root``, sorted: the classes of an ImageFolder."""
     if not root.is_dir():
         raise DataError(
-            f"expected a folder with one folder a class, but {root} "
+            f"expected a folder with one folder per class, but {root} "
             f"{'is a file' if root.exists() else 'does not exist'}; check the path"
         )
     return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != "."))
@@ -45,7 +45,7 @@ def image_folder(root: Path | str, name: str = "") -> ImageSet:
     classes = class_folders(root)
     if not classes and (flat := list_images(root)):
         raise DataError(
-            f"expected one folder a class in {root}, found {len(flat):,} images directly in it; "
+            f"expected one folder per class in {root}, found {len(flat):,} images directly in it; "
             "sort them into class folders, or list them with their labels for image_list()"
         )
     keys: list[str] = []
@@ -110,8 +110,7 @@ class CorruptionFolders:
         if str(severity) not in severities:
             raise DataError(
                 f"expected {self.root / corruption / str(severity)}, but {corruption} has the "
-                f"severities {', '.join(severities) or 'none'} there; unpack the missing one, or "
-                f"make it with `opentta data corrupt`"
+                f"severities {', '.join(severities) or 'none'} there; unpack the missing one"
             )
         images = self.folder(self.root / corruption / str(severity), self.name)
         return replace(images, kind="stored")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Literal
 
 import numpy as np
 
 from opentta.datasets.sets import FileReader, ImageSet, at_least_one
+from opentta.datasets.spec import ListedSet
 from opentta.datasets.wnids import imagenet_wnids
 from opentta.errors import DataError
 from opentta.types import UNKNOWN
@@ -17,7 +20,7 @@ VISDA_LISTS = ("imagenet_c_r_o_filelist.txt", "imagenet_c_and_r.txt", "imagenet_
 
 
 def read_list(path: Path | str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Paths and labels of an OpenOOD image list: one ``path label`` a line, blank lines skipped.
+    """Paths and labels of an OpenOOD image list: one ``path label`` per line, blank lines skipped.
 
     The label is the last word of a line, so a path may contain spaces.
 
@@ -85,6 +88,40 @@ def ood_list(list_file: Path | str, root: Path | str, name: str = "") -> ImageSe
     return image_list(list_file, root, name).as_ood()
 
 
+def listed_set(name: str, role: Literal["id", "ood"], list_file: Path, folder: str) -> ListedSet:
+    """The declaration of a data set by its list, which is read and hashed."""
+    keys, labels = read_list(list_file)
+    if not keys:
+        raise DataError(f"{list_file}: expected at least one line `path label`, got none")
+    if role == "id" and min(labels) < 0:
+        raise DataError(f"{list_file}: expected labels from 0 on for an ID set, got {min(labels)}")
+    return ListedSet(name, role, str(list_file), folder, _sha256(list_file), len(keys))
+
+
+def listed_images(listed: ListedSet, root: Path | str) -> ImageSet:
+    """The images of a declared data set below ``root``; all must be there, in the list declared.
+
+    Classes have the names of their folders where each class is one folder.
+    """
+    folder = Path(root) / listed.folder
+    images = image_list(listed.list, folder, listed.name)
+    if _sha256(Path(listed.list)) != listed.sha256:
+        raise DataError(f"{listed.list} changed since the preset was loaded; start again")
+    missing = [key for key in images.keys if not (folder / key).is_file()]
+    if missing:
+        raise DataError(
+            f"{listed.name}: expected the {len(images):,} images of {listed.list} below {folder}, "
+            f"but {len(missing):,} of them are not there, the first is {missing[0]}; complete the "
+            "folder, or correct --data-root"
+        )
+    if listed.role == "ood":
+        return images.as_ood()
+    parents = (PurePosixPath(key).parent.name for key in images.keys)
+    classes = sorted(set(zip(images.labels.tolist(), parents, strict=True)))
+    named = [label for label, _ in classes] == list(range(len(classes)))
+    return replace(images, classes=tuple(name for _, name in classes) if named else ())
+
+
 def visda2021(root: Path | str, list_file: Path | str | None = None) -> ImageSet:
     """VisDA-2021's ImageNet-C and -R images: ImageNet-1k labels, one stream, no corruption axis.
 
@@ -121,3 +158,7 @@ def _visda_list(root: Path) -> Path:
         f"{', '.join(there) or 'none'}; copy val_filelists/ from the project page of VisDA-2021, "
         "or pass list_file="
     )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opentta.datasets.images import DECODER_ERRORS, Pixels, check_size, read_rgb
 from opentta.datasets.loader import as_floats
-from opentta.datasets.preprocess import PAPER, Preset
+from opentta.datasets.preprocess import PAPER, Preprocessing
 from opentta.errors import ConfigError, DtypeError, ShapeError, UnreadableImageError, unknown
 from opentta.types import UNKNOWN, Batch
 
@@ -44,7 +44,7 @@ class LiveStream:
         *,
         name: str = "live",
         batch_size: int = 1,
-        preset: Preset = PAPER,
+        preprocessing: Preprocessing = PAPER,
         on_error: str = "raise",
     ) -> None:
         if batch_size < 1:
@@ -53,7 +53,7 @@ class LiveStream:
             raise unknown("on_error", on_error, ("raise", "skip"))
         self.name = name
         self.batch_size = batch_size
-        self.preset = preset
+        self.preprocessing = preprocessing
         self.on_error = on_error
         self.skipped = 0  # items that could not be read
         self._items = items
@@ -81,7 +81,7 @@ class LiveStream:
         return {
             "live": self.name,
             "batch_size": self.batch_size,
-            "preset": self.preset.to_dict(),
+            "preset": self.preprocessing.to_dict(),
             "on_error": self.on_error,
             "unreadable": self.skipped,
         }
@@ -93,7 +93,7 @@ class LiveStream:
         for number, item in chunk:
             image, label = item if isinstance(item, tuple) else (item, UNKNOWN)
             try:
-                square = self.preset.natural(_pixels(image, number))
+                square = self.preprocessing.natural(_pixels(image, number))
             except UnreadableImageError:
                 if self.on_error == "raise":
                     raise
@@ -102,7 +102,7 @@ class LiveStream:
             images.append(torch.from_numpy(np.ascontiguousarray(square.transpose(2, 0, 1))))
             labels.append(int(label))
             index.append(number)
-        size = self.preset.size
+        size = self.preprocessing.size
         empty = torch.empty((0, 3, size, size), dtype=torch.uint8)
         return Batch(
             images=as_floats(torch.stack(images) if images else empty),  # (B, 3, S, S)

@@ -1,14 +1,27 @@
-"""Decoding in worker processes: index arrays go in, stacks of uint8 images come out."""
+"""The pixels of a stream: index arrays go in, stacks of square uint8 images come out.
+
+Images are decoded in worker processes, or mapped from a file in the cache: the second run then
+reads pixels, not JPEGs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import PIL
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -20,9 +33,13 @@ from opentta.datasets.sets import ImageSet
 from opentta.errors import DataError, ShapeError, UnreadableImageError
 
 PREFETCH = 2  # batches that each worker keeps ready
+FORMAT = 1  # part of every key of the cache: raise it when the files are written differently
+_CHUNK = 64  # images decoded at a time
+_PARTIAL = ".partial-"
+_ABANDONED = 24 * 3600  # seconds without a write after which a partial entry has no writer left
 
 
-class PixelSource(Protocol):
+class Squares(Protocol):
     """N square images of one size, ready for a batch: decoded on demand or mapped from a cache."""
 
     @property
@@ -67,17 +84,17 @@ class Decoded(NamedTuple):
     fatal: str  # a data set that is not what it should be; empty when all is well
 
 
-class Samples(Dataset[Decoded]):
-    """Several pixel sources as one list; asked for an array of indices, it gives a stack.
+class Decoder(Dataset[Decoded]):
+    """Several lists of images as one; asked for an array of indices, it gives a stack.
 
     Errors travel as text: an exception raised in a worker would reach the user wrapped in the
     worker's stack trace, and its own message would be lost in it.
     """
 
-    def __init__(self, sources: Iterable[PixelSource], size: int) -> None:
-        self.sources = tuple(sources)
+    def __init__(self, squares: Iterable[Squares], size: int) -> None:
+        self.squares = tuple(squares)
         self.size = size
-        self.starts = tuple(accumulate((len(s) for s in self.sources), initial=0))
+        self.starts = tuple(accumulate((len(s) for s in self.squares), initial=0))
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -85,7 +102,7 @@ class Samples(Dataset[Decoded]):
     @property
     def in_memory(self) -> bool:
         """Whether no sample needs decoding."""
-        return all(source.in_memory for source in self.sources)
+        return all(part.in_memory for part in self.squares)
 
     def __getitem__(self, indices: Indices) -> Decoded:
         stack = np.empty((len(indices), 3, self.size, self.size), dtype=np.uint8)
@@ -94,7 +111,7 @@ class Samples(Dataset[Decoded]):
         for index in indices.tolist():
             number = bisect_right(self.starts, index) - 1
             try:
-                stack[len(kept)] = self.sources[number].pixels(index - self.starts[number])
+                stack[len(kept)] = self.squares[number].pixels(index - self.starts[number])
             except UnreadableImageError as error:
                 unreadable.append((index, str(error)))
             except (DataError, ShapeError) as error:
@@ -106,8 +123,8 @@ class Samples(Dataset[Decoded]):
         return Decoded(pixels, np.array(kept, dtype=np.int64), tuple(unreadable), "")
 
     def _where(self, number: int, index: int) -> str:
-        source = self.sources[number]
-        return source.images.where(index) if isinstance(source, Prepared) else "cache"
+        squares = self.squares[number]
+        return squares.images.where(index) if isinstance(squares, Prepared) else "cache"
 
     def _failed(self, message: str) -> Decoded:
         empty = torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
@@ -115,19 +132,19 @@ class Samples(Dataset[Decoded]):
 
 
 def decode(
-    samples: Samples, batches: list[Indices], workers: int = 0, context: str | None = None
+    decoder: Decoder, batches: list[Indices], workers: int = 0, context: str | None = None
 ) -> Iterator[Decoded]:
     """The batches in order, decoded by ``workers`` processes (0: in this one).
 
     ``context`` is the start method of the processes: "fork", "spawn" or "forkserver"; None
     takes the platform's.
     """
-    if workers == 0 or samples.in_memory:
+    if workers == 0 or decoder.in_memory:
         for indices in batches:
-            yield _checked(samples[indices])
+            yield _checked(decoder[indices])
         return
     loader: DataLoader[Decoded] = DataLoader(
-        samples,
+        decoder,
         batch_size=None,  # a worker is handed a whole batch of indices, not one
         sampler=batches,
         num_workers=min(workers, len(batches)),
@@ -162,3 +179,137 @@ def _checked(decoded: Decoded) -> Decoded:
     if decoded.fatal:
         raise DataError(decoded.fatal)
     return decoded
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Square images in ``folder/pixels.npy``, (N, 3, S, S) uint8, mapped and never copied whole.
+
+    It holds the path only, so that it travels to a worker process in a few bytes.
+    """
+
+    folder: Path
+
+    @property
+    def in_memory(self) -> bool:
+        """A mapped image costs a copy."""
+        return True
+
+    def __len__(self) -> int:
+        return len(_open(self.folder)[0])
+
+    def pixels(self, index: int) -> Pixels:
+        """One image, (3, S, S) uint8."""
+        array, unreadable = _open(self.folder)
+        if index in unreadable:
+            raise UnreadableImageError(unreadable[index])
+        image: Pixels = array[index]
+        return image
+
+
+def cache_key(prepared: Prepared) -> str:
+    """Name of the cache entry: a digest of the stored images, the corruption and the geometry."""
+    recipe = {
+        "format": FORMAT,
+        "decoder": PIL.__version__,
+        "images": prepared.images.fingerprint(),
+        "geometry": asdict(prepared.geometry),
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cached(
+    prepared: Prepared, folder: Path | str, workers: int = 0, context: str | None = None
+) -> Mapped:
+    """The same images from a memory-mapped file in ``folder``, which is written when missing.
+
+    Two processes may write the same entry at once, and either may be killed: each writes under
+    a name of its own and renames at the end, so an entry is whole or it is not there.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from opentta.datasets.folders import ood_folder
+        >>> from opentta.datasets.preprocess import PAPER
+        >>> root = Path(tempfile.mkdtemp())
+        >>> Image.new("RGB", (8, 8)).save(root / "1.png")
+        >>> mapped = cached(Prepared(ood_folder(root), PAPER.ood), root / "cache")
+        >>> mapped.pixels(0).shape
+        (3, 224, 224)
+    """
+    folder = Path(folder)
+    entry = folder / cache_key(prepared)
+    if entry.is_dir():
+        return Mapped(entry)
+    partial = folder / f"{_PARTIAL}{uuid.uuid4().hex}"
+    _sweep(folder)
+    try:
+        partial.mkdir(parents=True)
+        _write(prepared, partial, workers, context)
+        try:
+            partial.rename(entry)
+        except OSError:
+            if not entry.is_dir():  # else another process finished first, with equal pixels
+                raise
+    except OSError as error:
+        raise DataError(
+            f"the cache entry {entry} could not be written ({error}); it needs "
+            f"{_size(prepared) / 2**20:.0f} MiB: free some space, or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Mapped(entry)
+
+
+def _write(prepared: Prepared, folder: Path, workers: int, context: str | None) -> None:
+    count, side = len(prepared), prepared.geometry.size
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, 3, side, side)}
+    chunks = [
+        np.arange(start, min(start + _CHUNK, count), dtype=np.int64)
+        for start in range(0, count, _CHUNK)
+    ]
+    unreadable: dict[int, str] = {}
+    # Written front to back with plain writes: a full disk is then an error that can be
+    # reported, while a write to mapped pages that have no room ends the process.
+    with (folder / "pixels.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for chunk, decoded in zip(
+            chunks, decode(Decoder([prepared], side), chunks, workers, context), strict=True
+        ):
+            rows = np.zeros((len(chunk), 3, side, side), dtype=np.uint8)
+            rows[decoded.kept - chunk[0]] = decoded.pixels.numpy()
+            file.write(rows.data)
+            unreadable.update(decoded.unreadable)
+    about: dict[str, Any] = {
+        "images": prepared.images.name,
+        "geometry": asdict(prepared.geometry),
+        "unreadable": {str(index): message for index, message in unreadable.items()},
+    }
+    (folder / "about.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+
+@lru_cache(maxsize=64)
+def _open(folder: Path) -> tuple[Pixels, dict[int, str]]:
+    """The mapped pixels (N, 3, S, S) and the messages of the images that could not be read."""
+    try:
+        array: Pixels = np.load(folder / "pixels.npy", mmap_mode="r", allow_pickle=False)
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(
+            f"the cache entry {folder} cannot be read ({error}); delete that folder, and it is "
+            "written again"
+        ) from error
+    return array, {int(index): message for index, message in about["unreadable"].items()}
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed writers left behind; a living one has written within the last day."""
+    for partial in folder.glob(f"{_PARTIAL}*"):
+        with contextlib.suppress(OSError):  # its writer may finish, or another sweep be quicker
+            newest = max(file.stat().st_mtime for file in (partial, *partial.iterdir()))
+            if time.time() - newest > _ABANDONED:
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _size(prepared: Prepared) -> int:
+    return len(prepared) * 3 * prepared.geometry.size**2

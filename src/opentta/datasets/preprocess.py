@@ -1,4 +1,4 @@
-"""How a decoded image becomes the square the network sees; a preset is stored with every run."""
+"""How a decoded image becomes the square the network sees; stored with every run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from opentta.datasets.images import Pixels
 from opentta.errors import ConfigError, DataError, unknown
 
+Pixels = npt.NDArray[np.uint8]  # (H, W, 3)
 Kind = Literal["stored", "natural", "visda", "ood"]
 """What an image set holds: pixels that are final, photographs, VisDA-2021's mix, or OOD photos."""
 
@@ -65,8 +66,8 @@ class Geometry:
             if (height, width) != (self.size, self.size):
                 raise DataError(
                     f"expected an image stored at {self.size}x{self.size}, got {height}x{width} "
-                    f"(height x width); use a preset of that size, such as paper(size={height}), "
-                    "or correct(), which resizes"
+                    f"(height x width); use a preprocessing of that size, such as "
+                    f"paper(size={height}), or correct(), which resizes"
                 )
             return pixels
         if self.mode == "crop":
@@ -82,14 +83,14 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preprocessing:
     """The preprocessing of a run: one geometry for each kind of image, and the normalisation.
 
     Images reach a method in [0, 1]; ``normalization`` is what to hand to the model
     (``opentta.adapt(..., normalization=...)``), ``mean`` and ``std`` record what it means.
 
     Example:
-        >>> Preset.from_dict(PAPER.to_dict()) == PAPER
+        >>> Preprocessing.from_dict(PAPER.to_dict()) == PAPER
         True
     """
 
@@ -106,7 +107,7 @@ class Preset:
         sizes = {g.size for g in (self.stored, self.natural, self.visda, self.ood)}
         if len(sizes) > 1:
             raise ConfigError(
-                f"expected one size for the four geometries of a preset, got {sorted(sizes)}; "
+                f"expected one size for the four geometries, got {sorted(sizes)}; "
                 "a batch can hold one image size only"
             )
 
@@ -129,8 +130,8 @@ class Preset:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Preset:
-        """The preset that ``to_dict`` wrote, also after a round trip through JSON."""
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """The preprocessing that ``to_dict`` wrote, also after a round trip through JSON."""
         geometries = ("stored", "natural", "visda", "ood")
         return cls(
             name=values["name"],
@@ -141,7 +142,7 @@ class Preset:
         )
 
 
-def paper(size: int = 224) -> Preset:
+def paper(size: int = 224) -> Preprocessing:
     """What reproduces the published numbers: see the table in ``docs/datasets.md``.
 
     The mean and std are ImageNet's, although the paper's checkpoint was trained with 0.5/0.5;
@@ -153,7 +154,7 @@ def paper(size: int = 224) -> Preset:
         ('squash', 'imagenet')
     """
     resize = round(size * _RESIZE_OVER_CROP)
-    return Preset(
+    return Preprocessing(
         name="paper",
         normalization="imagenet",
         mean=_IMAGENET_MEAN,
@@ -168,7 +169,7 @@ def paper(size: int = 224) -> Preset:
 PAPER = paper()
 
 
-def correct(model: object) -> Preset:
+def correct(model: object) -> Preprocessing:
     """The checkpoint's own preprocessing, read from a timm model or its ``pretrained_cfg``.
 
     Photographs, known or OOD, are resized and cropped alike, as the network was evaluated by
@@ -202,7 +203,7 @@ def correct(model: object) -> Preset:
     if crop_mode not in modes:
         raise unknown("crop mode", crop_mode, modes)
     photograph = Geometry(modes[crop_mode], size, resize, interpolation)
-    return Preset(
+    return Preprocessing(
         name="correct",
         normalization="auto",
         mean=_triple(config["mean"]),

@@ -37,7 +37,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class FileReader:
-    """One file an image: a key is the posix path relative to ``root``."""
+    """One file per image: a key is the posix path relative to ``root``."""
 
     root: Path
 
@@ -58,8 +58,8 @@ class FileReader:
         return f"{status.st_size}:{status.st_mtime_ns}"
 
 
-class Source(Protocol):
-    """What a stream draws from: an image set, or a family with one set a corruption."""
+class ImagePool(Protocol):
+    """What a stream draws from: an image set, or a family with one set per corruption."""
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class ImageSet:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         if self.labels.shape != (len(self.keys),):
             raise DataError(
-                f"{self.name}: expected one label an image, got {len(self.keys)} images and "
+                f"{self.name}: expected one label per image, got {len(self.keys)} images and "
                 f"labels of shape {self.labels.shape}"
             )
 

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from opentta.datasets.corruptions.constants import CORRUPTIONS
 from opentta.datasets.orders import Order
-from opentta.datasets.preprocess import PAPER, Preset
+from opentta.datasets.preprocess import PAPER, Preprocessing
 from opentta.errors import ConfigError, unknown
 
 PICKS = ("first", "random")
 RESETS = ("corruption", "never")
 ON_ERROR = ("raise", "skip")
+
+
+@dataclass(frozen=True)
+class ListedSet:
+    """A data set that a preset declares: the images of a list, in its order."""
+
+    name: str  # an OOD set whose name ends in -c is corrupted as the ID images are
+    role: Literal["id", "ood"]
+    list: str  # path of the list: `path label` per line
+    folder: str  # of the images, below the data root
+    sha256: str  # of the list's bytes
+    images: int
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,15 @@ class Share:
     count: int | None = None
     ratio: float | None = None  # images of this OOD set for each ID image
     pick: str = "first"  # in folder order, as the paper; "random": by the stream's seed
-    # all of a set that has fewer than count; no part of the description, as what a folder holds
-    # is none: what was found is stored with the result
+    # all of a set that has fewer than count; not described, as what a folder holds is not: what
+    # was found is stored with the result
     at_most: bool = field(default=False, compare=False)
+    list_sha256: str = ""  # of the list of a declared set: another list is another stream
+    listed: ListedSet | None = field(default=None, compare=False)  # where list and images lie
 
     def __post_init__(self) -> None:
+        if self.listed is not None:
+            object.__setattr__(self, "list_sha256", self.listed.sha256)
         if self.pick not in PICKS:
             raise unknown("pick", self.pick, PICKS)
         if self.count is not None and self.ratio is not None:
@@ -70,7 +87,8 @@ class Share:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON."""
-        return {"name": self.name, "count": self.count, "ratio": self.ratio, "pick": self.pick}
+        values = {"name": self.name, "count": self.count, "ratio": self.ratio, "pick": self.pick}
+        return values | ({"list_sha256": self.list_sha256} if self.list_sha256 else {})
 
 
 @dataclass(frozen=True)
@@ -109,7 +127,7 @@ class Segment:
 
 
 def separate(corruptions: Iterable[str] | None = None, severity: int = 5) -> tuple[Segment, ...]:
-    """One segment a corruption, one after the other; the paper's fifteen when none is named.
+    """One segment per corruption, one after the other; the paper's fifteen when none is named.
 
     Example:
         >>> [s.domain for s in separate(["fog", "snow"])]
@@ -161,7 +179,7 @@ class StreamSpec:
     reset: str = "corruption"  # the model starts afresh before each; "never": continual
     drop_last: bool = False  # leave out a last, smaller batch of a segment
     seed: int = 0
-    preset: Preset = PAPER
+    preprocessing: Preprocessing = PAPER  # stored under the key "preset"
     on_error: str = "raise"  # what an unreadable image does; "skip": left out, and counted
 
     def __post_init__(self) -> None:
@@ -191,14 +209,15 @@ class StreamSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON."""
-        ood = tuple(share.to_dict() for share in self.ood)
-        return asdict(self) | {"id": self.id.to_dict(), "ood": ood}
+        values = asdict(self)
+        values["preset"] = values.pop("preprocessing")
+        return values | {"id": self.id.to_dict(), "ood": tuple(s.to_dict() for s in self.ood)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StreamSpec:
         """The description that ``to_dict`` wrote, also after a round trip through JSON."""
         fields = dict(values)
-        known = cls.__dataclass_fields__
+        known = {"preset", *cls.__dataclass_fields__} - {"preprocessing"}
         for name in fields:
             if name not in known:
                 raise unknown("field of a stream", name, known)
@@ -209,7 +228,7 @@ class StreamSpec:
             for segment in fields["segments"]
         )
         fields["order"] = Order(**fields["order"])
-        fields["preset"] = Preset.from_dict(fields["preset"])
+        fields["preprocessing"] = Preprocessing.from_dict(fields.pop("preset"))
         return cls(**fields)
 
 
@@ -219,8 +238,4 @@ def _or_all(corruptions: Iterable[str] | None) -> tuple[str, ...]:
             f"expected a list of corruptions, got the text {corruptions!r}; one corruption is "
             f"written [{corruptions!r}]"
         )
-    if corruptions is not None:
-        return tuple(corruptions)
-    from opentta.datasets.corruptions import CORRUPTIONS
-
-    return tuple(CORRUPTIONS)
+    return CORRUPTIONS if corruptions is None else tuple(corruptions)

@@ -12,12 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opentta.datasets.cache import cached
-from opentta.datasets.loader import Decoded, PixelSource, Prepared, Samples, as_floats, decode
-from opentta.datasets.orders import Draw, arrange
-from opentta.datasets.parts import Part, compose
-from opentta.datasets.sets import ImageSet, Source
-from opentta.datasets.spec import StreamSpec
+from opentta.datasets.loader import (
+    Decoded,
+    Decoder,
+    Prepared,
+    Squares,
+    as_floats,
+    cached,
+    decode,
+)
+from opentta.datasets.orders import Draw, Indices, arrange
+from opentta.datasets.sets import ImagePool, ImageSet, Labels
+from opentta.datasets.spec import Segment, Share, StreamSpec
 from opentta.errors import ConfigError, DataError, UnreadableImageError
 from opentta.types import Batch
 
@@ -31,10 +37,24 @@ class Step:
     batch: Batch
 
 
+@dataclass(frozen=True)
+class SegmentSamples:
+    """The samples of one segment: a few image sets, one after the other."""
+
+    sets: tuple[ImageSet, ...]
+    domains: tuple[str, ...]  # of each set
+    origins: Indices  # (n,) 0: ID; k: the k-th OOD set
+    set_numbers: Indices  # (n,) which of the sets
+    labels: Labels  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
 class Stream:
     """Batches of ID and OOD images that depend on the spec and the data, never on the reader.
 
-    ``id`` and ``ood`` are sources with the names that the spec gives them. Iterating yields
+    ``id`` and ``ood`` are image pools with the names that the spec gives them. Iterating yields
     ``Batch``; ``steps`` adds the batch number and the resets that the protocol asks for.
 
     Example:
@@ -55,18 +75,18 @@ class Stream:
     def __init__(
         self,
         spec: StreamSpec,
-        id: Source,
-        ood: Sequence[Source] = (),
+        id: ImagePool,
+        ood: Sequence[ImagePool] = (),
         *,
         workers: int = 0,
         cache: Path | str | None = None,
         start_method: str | None = None,
     ) -> None:
-        given = [source.name for source in (id, *ood)]
+        given = [pool.name for pool in (id, *ood)]
         named = [share.name for share in (spec.id, *spec.ood)]
         if given != named:
             raise ConfigError(
-                f"expected the sources that the spec names ({', '.join(named)}), in that order, "
+                f"expected the image sets that the spec names ({', '.join(named)}), in that order, "
                 f"got {', '.join(given)}; the spec is stored with the result, so it must be true"
             )
         corrupted = any(segment.corruptions for segment in spec.segments)
@@ -82,18 +102,18 @@ class Stream:
         self.cache = cache
         self.start_method = start_method
         self.unreadable: dict[int, str] = {}  # index -> message, of every sample left out so far
-        self._sources = (id, *ood)
-        self._parts: dict[int, Part] = {}
+        self._pools = (id, *ood)
+        self._samples: dict[int, SegmentSamples] = {}
 
     @property
     def origins(self) -> tuple[str, ...]:
         """Names of the sets: the ID set first, then the OOD sets."""
-        return tuple(source.name for source in self._sources)
+        return tuple(pool.name for pool in self._pools)
 
     @property
     def class_indices(self) -> tuple[int, ...] | None:
         """ImageNet indices of the classes, for a set that has only some of them (R, A)."""
-        return self._part(0).sets[0].class_indices
+        return self._samples_of(0).sets[0].class_indices
 
     def __len__(self) -> int:
         """Batches of the whole stream."""
@@ -145,21 +165,20 @@ class Stream:
                     reset = False
                 number += 1
 
-    def origin(self, index: Tensor) -> list[str]:
-        """Name of the set that each sample came from; ``index`` is a batch's, (B,)."""
-        return [self.origins[part.origins[i]] for part, i in self._locate(index)]
-
     def domain(self, index: Tensor) -> list[str]:
-        """``corruption/severity`` of each sample, or ``clean``, also in a mixed segment; (B,)."""
-        return [part.domains[part.set_numbers[i]] for part, i in self._locate(index)]
+        """``corruption/severity`` of each sample, or ``clean``, also in a mixed segment.
+
+        ``index`` (B,) is that of a batch.
+        """
+        return [samples.domains[samples.set_numbers[i]] for samples, i in self._locate(index)]
 
     def check_labels(self, classes: int) -> None:
         """Raise unless a head of ``classes`` classes has an answer for every known sample."""
         for number in range(len(self.spec.segments)):
-            part = self._part(number)
-            top = int(part.labels.max())
+            samples = self._samples_of(number)
+            top = int(samples.labels.max())
             if top >= classes:
-                names = part.sets[0].classes
+                names = samples.sets[0].classes
                 name = f" ({names[top]})" if top < len(names) else ""
                 raise DataError(
                     f"{self.origins[0]}: expected a head that knows label {top}{name}, got one of "
@@ -169,7 +188,7 @@ class Stream:
 
     def counts(self) -> dict[str, int]:
         """Images of each set in the first segment, as found on disk."""
-        numbers = np.bincount(self._part(0).origins, minlength=len(self.origins))
+        numbers = np.bincount(self._samples_of(0).origins, minlength=len(self.origins))
         return dict(zip(self.origins, numbers.tolist(), strict=True))
 
     def describe(self) -> dict[str, Any]:
@@ -186,32 +205,33 @@ class Stream:
         return (i for _ in passes for i in range(len(self.spec.segments)))
 
     def _batches_in(self, segment_number: int) -> int:
-        samples, size = len(self._part(segment_number)), self.spec.batch_size
+        samples, size = len(self._samples_of(segment_number)), self.spec.batch_size
         return samples // size if self.spec.drop_last else -(-samples // size)
 
     def _segment(self, segment_number: int, visit: int, skip: int) -> Iterator[Batch | None]:
         """The batches of one visit to a segment, from the ``skip``-th on; None: all unreadable."""
-        spec, part = self.spec, self._part(segment_number)
+        spec, samples = self.spec, self._samples_of(segment_number)
         segment = spec.segments[segment_number]
         draw = Draw(spec.seed, segment.corruption, "+".join(self.origins[1:]), visit)
-        order = arrange(part.labels, part.origins, spec.order, draw)
+        order = arrange(samples.labels, samples.origins, spec.order, draw)
         plan = [
             order[i * spec.batch_size : (i + 1) * spec.batch_size]
             for i in range(skip, self._batches_in(segment_number))
         ]
-        samples = Samples([self._pixels(images) for images in part.sets], spec.preset.size)
+        squares = [self._pixels(images) for images in samples.sets]
+        decoder = Decoder(squares, spec.preprocessing.size)
         offset = self._offset(segment_number)
-        for decoded in decode(samples, plan, self.workers, self.start_method):
+        for decoded in decode(decoder, plan, self.workers, self.start_method):
             self._note(decoded, offset)
             if len(decoded.kept) == 0:
                 yield None
                 continue
             yield Batch(
                 images=as_floats(decoded.pixels),  # (B, 3, S, S)
-                labels=torch.from_numpy(part.labels[decoded.kept]),
+                labels=torch.from_numpy(samples.labels[decoded.kept]),
                 index=torch.from_numpy(decoded.kept + offset),
                 domain=segment.domain,
-                origin=torch.from_numpy(part.origins[decoded.kept]),
+                origin=torch.from_numpy(samples.origins[decoded.kept]),
             )
 
     def _note(self, decoded: Decoded, offset: int) -> None:
@@ -220,33 +240,90 @@ class Stream:
                 raise UnreadableImageError(message)
             self.unreadable[index + offset] = message
 
-    def _pixels(self, images: ImageSet) -> PixelSource:
-        prepared = Prepared(images, self.spec.preset.geometry(images.kind))
+    def _pixels(self, images: ImageSet) -> Squares:
+        prepared = Prepared(images, self.spec.preprocessing.geometry(images.kind))
         if self.cache is None:
             return prepared
         return cached(prepared, self.cache, self.workers, self.start_method)
 
     def _offset(self, segment_number: int) -> int:
         """Place of a segment's first sample in the stream's list of samples."""
-        return sum(len(self._part(i)) for i in range(segment_number))
+        return sum(len(self._samples_of(i)) for i in range(segment_number))
 
-    def _locate(self, index: Tensor) -> Iterator[tuple[Part, int]]:
+    def _locate(self, index: Tensor) -> Iterator[tuple[SegmentSamples, int]]:
         for place in index.tolist():
             for number in range(len(self.spec.segments)):
-                part = self._part(number)
-                if place < len(part):
-                    yield part, place
+                samples = self._samples_of(number)
+                if place < len(samples):
+                    yield samples, place
                     break
-                place -= len(part)
+                place -= len(samples)
             else:
                 raise DataError(
                     f"expected an index below {self._offset(len(self.spec.segments))}, the number "
                     f"of samples of this stream, got {place}; was it another stream's batch?"
                 )
 
-    def _part(self, segment_number: int) -> Part:
-        if segment_number not in self._parts:
-            self._parts[segment_number] = compose(
-                self.spec, self.spec.segments[segment_number], self._sources
+    def _samples_of(self, segment_number: int) -> SegmentSamples:
+        if segment_number not in self._samples:
+            self._samples[segment_number] = compose(
+                self.spec, self.spec.segments[segment_number], self._pools
             )
-        return self._parts[segment_number]
+        return self._samples[segment_number]
+
+
+def compose(spec: StreamSpec, segment: Segment, pools: Sequence[ImagePool]) -> SegmentSamples:
+    """The samples of one segment; ``pools`` are the ID pool, then the OOD pools."""
+    sets: list[ImageSet] = []
+    domains: list[str] = []
+    origins: list[int] = []
+    known = 0
+    for origin, pool in enumerate(pools):
+        share = spec.ood[origin - 1] if origin else spec.id
+        for images, domain in _under(segment, pool, share, spec.seed, known):
+            sets.append(images.as_ood() if origin else images)
+            domains.append(domain)
+            origins.append(origin)
+        if origin == 0:
+            known = sum(len(images) for images in sets)
+    sizes = [len(images) for images in sets]
+    return SegmentSamples(
+        sets=tuple(sets),
+        domains=tuple(domains),
+        origins=np.repeat(origins, sizes),
+        set_numbers=np.repeat(np.arange(len(sets)), sizes),
+        labels=np.concatenate([images.labels for images in sets]),
+    )
+
+
+def _under(
+    segment: Segment, pool: ImagePool, share: Share, seed: int, known: int
+) -> Iterator[tuple[ImageSet, str]]:
+    """The chosen images of one pool under a segment, as sets of one corruption each."""
+    names = segment.corruptions if pool.follows_corruption else ()
+    severity = segment.severity if names else 0
+    if len(names) < 2:
+        images = pool.at(names[0] if names else "", severity)
+        domain = segment.domain if names else "clean"
+        yield images.subset(_pick(share, len(images), known, seed)), domain
+        return
+    families = [pool.at(name, severity) for name in names]
+    if len({len(images) for images in families}) > 1:
+        sizes = ", ".join(f"{n}: {len(f)}" for n, f in zip(names, families, strict=True))
+        raise DataError(
+            f"{pool.name}: expected the same images under every corruption of a mixed segment, "
+            f"got {sizes}; complete the folders (see `opentta data check`)"
+        )
+    chosen = _pick(share, len(families[0]), known, seed)
+    drawn = Draw(seed, "mixed", segment.corruption, pool.name).integers(len(names), len(chosen))
+    for number in np.unique(drawn):  # of few images, none may have drawn some corruption
+        images = families[number].subset(chosen[drawn == number])
+        yield images, f"{names[number]}/{severity}"
+
+
+def _pick(share: Share, available: int, known: int, seed: int) -> Indices:
+    """Which images take part; the same under every corruption, as their number allows."""
+    wanted = share.take(available, known)
+    if share.pick == "random" and wanted < available:
+        return np.sort(Draw(seed, "pick", share.name).permutation(available)[:wanted])
+    return np.arange(wanted, dtype=np.int64)

@@ -321,20 +321,9 @@ def test_a_flat_validation_folder_is_a_problem(tmp_path):
     assert check.state == "problem" and "class" in check.advice
 
 
-def test_imagenet_mini_is_counted_by_its_list(tmp_path):
-    image(tmp_path / "imagenet-mini/val/n01440764/ILSVRC2012_val_00000293.JPEG")
-    check = by_topic(check_data(tmp_path))["data imagenet-mini"]
-    assert check.state == "note" and "1 of 2,960" in check.found
-    assert "opentta data imagenet-mini" in check.advice
-
-
-def test_the_real_folder_is_complete(imagenet_mini):
-    assert by_topic(check_data(imagenet_mini.parent))["data imagenet-mini"].state == "ok"
-
-
 def test_a_root_that_is_a_data_set_itself_is_told_its_parent(tmp_path):
-    image(tmp_path / "imagenet-mini/val/n01440764/1.JPEG")
-    (check,) = check_data(tmp_path / "imagenet-mini")
+    image(tmp_path / "imagenet/val/n01440764/1.JPEG")
+    (check,) = check_data(tmp_path / "imagenet")
     assert check.state == "problem" and str(tmp_path.resolve()) in check.advice
 
 

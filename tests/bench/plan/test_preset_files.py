@@ -1,13 +1,20 @@
 """Preset files: what can be stated works, and a wrong word is named with its file and key."""
 
 import dataclasses
+import hashlib
+import pickle
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
+from opentta.bench.plan.estimate import estimate
 from opentta.bench.plan.expand import expand
 from opentta.bench.plan.presets import FOLDER, load_preset, plan_of
+from opentta.datasets import StreamSpec, open_stream
+from opentta.datasets.catalog import open_share
 from opentta.errors import ConfigError, DataError, OpenttaError, UnknownNameError
 
 
@@ -110,6 +117,114 @@ def test_a_preset_can_extend_another(write):
         load_preset(path)
 
 
+@pytest.fixture
+def declared(write, tmp_path):
+    """A preset that declares an ID and two OOD sets, and their images below ``data``."""
+    for name in ("mine/a/1", "mine/a/2", "mine/b/3", "far/x"):
+        path = tmp_path / "data" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (len(name), 90, ord(name[-1]))).save(path)
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "mine.txt").write_text("b/3.png 1\na/1.png 0\na/2.png 0\n")
+    (tmp_path / "far.txt").write_text("x.png 7\n")
+    return write("""
+        [sets.mine]
+        list = "lists/mine.txt"
+        folder = "mine"
+        [sets.far]
+        list = "far.txt"
+        folder = "far"
+        role = "ood"
+        [sets.far-c]
+        list = "far.txt"
+        folder = "far"
+        role = "ood"
+        [stream]
+        counts.mine = 2
+        preprocessing = "correct"
+        [fields.sar]
+        mine.lr = 0.5
+        [source]
+        name = "mine"
+        methods = ["sar"]
+        [grid]
+        methods = ["source", "sar"]
+        backbones = ["vit_tiny_patch16_224.augreg_in21k_ft_in1k"]
+        id = ["mine"]
+        corruptions = ["fog"]
+        ood = ["far", "far-c", "textures"]
+        seeds = [1]
+    """, complete=False)  # fmt: skip
+
+
+def test_a_preset_declares_sets_by_lists_beside_it(declared, tmp_path):
+    preset = load_preset(declared)
+    cells = expand(preset, methods=["sar"], download=False)
+    digest = hashlib.sha256((tmp_path / "lists" / "mine.txt").read_bytes()).hexdigest()
+    assert cells[0].describe()["stream"]["id"]["list_sha256"] == digest
+    assert cells[0].describe()["source"]["list_sha256"] == digest
+    assert "list_sha256" not in cells[2].describe()["stream"]["ood"][0]
+    assert (cells[0].config["lr"], estimate(cells[:1]).images) == (0.5, 3)
+    assert StreamSpec.from_dict(cells[0].stream.to_dict()) == cells[0].stream
+    stream = open_stream(cells[0].stream, tmp_path / "data")
+    (batch,) = list(stream)
+    assert sorted(batch.labels.tolist()) == [-1, 0, 1] and stream.counts() == {"mine": 2, "far": 1}
+    copies = [pickle.loads(pickle.dumps(cell)) for cell in cells[:2]]
+    streams = [open_stream(cell.stream, tmp_path / "data") for cell in copies]
+    clean, foggy = (next(iter(s)).images[next(iter(s)).labels == -1] for s in streams)
+    assert torch.equal(clean, batch.images[batch.labels == -1]) and not torch.equal(clean, foggy)
+
+
+def test_another_list_is_another_cell_and_another_place_is_not(declared, tmp_path):
+    first = [cell.hash for cell in expand(load_preset(declared), download=False)]
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("mine.toml", "lists", "far.txt"):
+        (tmp_path / name).rename(moved / name)
+    text = (moved / "mine.toml").read_text()
+    (moved / "mine.toml").write_text(text.replace('folder = "mine"', 'folder = "elsewhere"'))
+    preset = load_preset(moved / "mine.toml")
+    assert [cell.hash for cell in expand(preset, download=False)] == first
+    (moved / "lists" / "mine.txt").write_text("b/3.png 1\na/1.png 0\n")
+    with pytest.raises(DataError, match="changed since the preset was loaded"):
+        open_share(preset.share("mine"), tmp_path / "data")
+    later = [cell.hash for cell in expand(load_preset(moved / "mine.toml"), download=False)]
+    assert not set(first) & set(later)
+
+
+def test_declared_sets_are_inherited_with_the_lists_of_their_file(declared, tmp_path):
+    (tmp_path / "below").mkdir()
+    path = tmp_path / "below" / "child.toml"
+    path.write_text('extends = "../mine.toml"\n[grid]\nid = ["mine"]\nood = ["far"]')
+    cells = expand(load_preset(path), download=False)
+    assert cells[0].hash == expand(load_preset(declared), download=False)[0].hash
+    path.write_text('extends = "../mine.toml"\n[grid]\nid = ["yours"]')
+    with pytest.raises(UnknownNameError, match=r"child\.toml.*unknown ID set 'yours'.*mine"):
+        load_preset(path)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[sets.x]\nfolder = 'x'", r'\[sets.x\]: expected list = "..."'),
+        ("[sets.x]\nlist = 'none.txt'\nfolder = 'x'", r"\[sets.x\]: .*none.txt is not a file"),
+        ("[sets.x]\nlist = 'bad.txt'\nfolder = 'x'", "bad.txt, line 1: expected a path and"),
+        ("[sets.x]\nlist = 'empty.txt'\nfolder = 'x'", "empty.txt: expected at least one line"),
+        ("[sets.x]\nlist = 'ood.txt'\nfolder = 'x'", "expected labels from 0 on for an ID set"),
+        ("[sets.x]\nlist = 'bad.txt'\nfolders = 'x'", "unknown key 'folders': did you mean 'fol"),
+        ("[sets.x]\nlist = 'bad.txt'\nfolder = 'x'\nrole = 'i'", "unknown role 'i'.*id, ood"),
+        ("[sets.textures]\nlist = 'bad.txt'\nfolder = 'x'", "the catalog has a set of this name"),
+        ("[sets]\nx = 3", r"\[sets.x\]: expected a table"),
+    ],
+)
+def test_a_wrong_declaration_is_named(write, tmp_path, text, message):
+    (tmp_path / "bad.txt").write_text("no-label\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "ood.txt").write_text("a.jpg -1\n")
+    with pytest.raises(OpenttaError, match=message):
+        load_preset(write(text, complete=False))
+
+
 def test_one_stream_may_go_through_several_corruptions(write):
     path = write("[stream]\nreset = 'never'")
     cells = expand(
@@ -172,12 +287,12 @@ WRONG = {
     "[source]\nnames = 'x'": r"\[source\] 'names': did you mean 'name'",
     "grid = 3": r"\[grid\]: expected a table",
     "extends = 'tabel1'": "unknown preset 'tabel1': did you mean 'table1'",
-    "title = ": "mine.toml is no TOML",
+    "title = ": "mine.toml is not TOML",
 }
 GRID = {
     "method = ['sar']": r"\[grid\] 'method': did you mean 'methods'",
     "methods = 'sar'": r"\[grid\].methods: expected a list of str, got 'sar'",
-    "methods = ['sar', 'sar']": r"\[grid\] methods: 'sar' stands there twice",
+    "methods = ['sar', 'sar']": r"\[grid\] methods: 'sar' is listed twice",
     "backbones = ['vit_base_patch16_225']": r"\[grid\]: unknown backbone .* did you mean 'vit_base",
     "backbones = ['vit_base_patch16_224.augrg']": r"unknown tag of .*did you mean",
     "id = ['imagenet-d']": r"\[grid\]: unknown ID set 'imagenet-d': did you mean",

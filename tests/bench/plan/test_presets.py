@@ -83,7 +83,6 @@ def test_every_experiment_of_the_paper_has_a_preset():
         ("auroc-windows", 2 * 3),
         ("tsne", 2),
         ("runtime", 11),
-        ("imagenet-mini", 9 * 15 * 2 * 2 * 3),
     ],
 )
 def test_a_preset_has_as_many_cells_as_the_experiment(name, count):
@@ -191,13 +190,13 @@ def test_vit_l_has_the_papers_rates():
 
 def test_table1_states_no_rate_so_that_other_widths_get_their_own(table1):
     assert not any(name in cell.fields for cell in table1 for name in RATES)
-    assert all(cell.fields == {} for cell in table1 if cell.method != "ladder_affine")
+    assert all(cell.fields == {} for cell in table1)
     assert set(RATES) <= {name for c in table1 for name, v in c.config.items() if v is None}
 
 
 def test_streams_are_the_papers(table1):
     spec = table1[0].stream
-    assert (spec.batch_size, spec.preset.name, spec.preset.normalization) == (
+    assert (spec.batch_size, spec.preprocessing.name, spec.preprocessing.normalization) == (
         32,
         "paper",
         "imagenet",
@@ -280,7 +279,7 @@ def test_what_is_asked_for_replaces_what_the_preset_says():
     ]
     first = cells[0]
     assert [share.name for share in first.stream.ood] == ["sun", "places"]
-    assert first.stream.preset.mean == (0.5, 0.5, 0.5)
+    assert first.stream.preprocessing.mean == (0.5, 0.5, 0.5)
     assert (first.stream.batch_size, first.seed, first.threads) == (8, 7, 2)
     assert (first.device, first.precision) == ("cuda", "bfloat16")
     assert first.weights.name.startswith("vit_tiny")
@@ -340,15 +339,6 @@ def test_the_page_lists_the_presets_with_their_cells():
     assert listed == {name: len(whole(name)) for name in listed}
 
 
-def test_a_field_that_came_later_is_in_the_hash_only_where_it_is_used(bench):
-    plain = bench.cell(method="ladder_affine")
-    same = bench.cell(method="ladder_affine", fields={"measure": "entropy"})
-    other = bench.cell(method="ladder_affine", fields={"measure": "spread"})
-    assert plain.hash == same.hash != other.hash
-    assert "measure" not in plain.describe()["config"]
-    assert other.describe()["config"]["measure"] == "spread"
-
-
 @pytest.mark.parametrize(
     "store, name, count, asked",
     [
@@ -356,19 +346,22 @@ def test_a_field_that_came_later_is_in_the_hash_only_where_it_is_used(bench):
         ("imagenet-mini", "imagenet-mini-others", 210, {"precision": "tf32"}),
         ("imagenet-mini", "imagenet-mini-corrupted", 456, {"precision": "tf32"}),
         ("imagenet-mini", "imagenet-mini-ablation", 720, {"precision": "tf32"}),
-        ("imagenet-mini", "imagenet-mini-collapse", 420, {"precision": "tf32"}),
-        ("imagenet-mini", "imagenet-mini-collapse", 30, {"device": "cpu"}),
+        ("imagenet-mini", "imagenet-mini-collapse", 360, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-collapse", 15, {"device": "cpu"}),
         ("imagenet-mini", "imagenet-mini-lambda", 75, {"precision": "tf32"}),
-        ("imagenet-mini", "imagenet-mini-choices", 105, {"precision": "tf32"}),
-        ("embedded", "mini-full", 3375, {}),
-        ("embedded", "mini-ablation", 900, {}),
-        ("embedded", "mini-measure", 540, {}),
+        ("imagenet-mini", "imagenet-mini-lambda-steady", 75, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-margins", 75, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-quantiles", 108, {"precision": "tf32"}),
+        ("imagenet-mini", "imagenet-mini-seeds", 360, {"precision": "tf32"}),
+        ("embedded", "mini-full", 3150, {}),
+        ("embedded", "mini-ablation", 360, {}),
     ],
 )
 def test_published_results_are_those_of_the_preset_of_today(store, name, count, asked):
-    folder = Path(__file__).resolve().parents[3] / "docs" / "results" / store
+    home = Path(__file__).resolve().parents[3]
+    folder, file = home / "docs" / "results" / store, home / "experiments" / store / f"{name}.toml"
     stored = {record.hash: record for record in Store(folder, must_exist=True).read()}
-    preset = load_preset(name)
+    preset = load_preset(file if file.is_file() else name)
     tag = next(r for r in stored.values() if r.weights_tag in preset.grid.backbones)
     weights = Weights(tag.weights_tag, tag.weights_hash)
     cells = [

@@ -17,7 +17,7 @@ from opentta.bench.plan.backbones import (
     is_backbone,
     remarks,
     size_of,
-    stream_preset,
+    stream_preprocessing,
 )
 from opentta.bench.plan.cells import Weights
 from opentta.bench.plan.weights import NOT_LOOKED_UP, find_weights, load_model
@@ -238,12 +238,12 @@ def test_a_name_that_does_not_exist(name, message):
 
 
 def test_preprocessing_is_known_by_name():
-    assert stream_preset(PAPER_BACKBONES[0], "paper") == PAPER
-    assert stream_preset(SMALL, "paper").size == 160
-    correct = stream_preset(PAPER_BACKBONES[0], "correct")
+    assert stream_preprocessing(PAPER_BACKBONES[0], "paper") == PAPER
+    assert stream_preprocessing(SMALL, "paper").size == 160
+    correct = stream_preprocessing(PAPER_BACKBONES[0], "correct")
     assert (correct.mean, correct.natural.resize) == ((0.5, 0.5, 0.5), 248)
     with pytest.raises(UnknownNameError, match="preprocessing"):
-        stream_preset(SMALL, "right")
+        stream_preprocessing(SMALL, "right")
 
 
 def test_sizes_are_those_of_the_architectures():
@@ -258,7 +258,7 @@ def test_the_embedded_backbone_is_asked_of_the_assets(monkeypatch):
     monkeypatch.setattr(assets, "model", lambda: model)
     found = find_weights(EMBEDDED)
     assert load_model(found) is model
-    assert stream_preset(EMBEDDED, "correct").size == 32
+    assert stream_preprocessing(EMBEDDED, "correct").size == 32
     assert remarks(EMBEDDED, "correct") == ()
     with torch.no_grad():
         model.head.bias += 1

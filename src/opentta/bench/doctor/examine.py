@@ -12,21 +12,17 @@ from pathlib import Path
 
 from opentta.bench.doctor.installation import (
     Check,
-    State,
     check_machine,
     check_output,
     check_plugins,
     check_software,
     installed,
 )
-from opentta.datasets.catalog import DATASETS, Entry, root_hint
+from opentta.datasets.catalog import DATASETS, CatalogEntry, root_hint
 from opentta.datasets.corruptions import CORRUPTIONS
 from opentta.datasets.folders import class_folders
-from opentta.datasets.imagenet_mini import pictures
 from opentta.datasets.images import IMAGE_SUFFIXES
 from opentta.errors import OpenttaError, UnknownNameError
-
-_MINI = "imagenet-mini"
 
 
 def examine(
@@ -159,12 +155,10 @@ def check_data(root: Path | None) -> list[Check]:
         return [Check("data", "problem", f"{root} {what}", "correct --data-root")]
     seen: dict[str, Check] = {}  # by folder: some names are parts of one folder
     for entry in filter(lambda entry: entry.folder, DATASETS.values()):  # not what is shipped
-        if entry.folder.split("/")[0] != _MINI and entry.folder not in seen:
+        if entry.folder not in seen:
             look = _look(entry, root)
             if look is not None:
                 seen[entry.folder] = look
-    if (root / _MINI).is_dir():
-        seen[_MINI] = _mini(root / _MINI)
     if not seen:
         hints = filter(None, (root_hint(entry, root) for entry in DATASETS.values()))
         advice = next(hints, f"`opentta data check {root}` lists the folders that it looks for")
@@ -179,12 +173,12 @@ def check_data(root: Path | None) -> list[Check]:
     return checks
 
 
-def _there(entry: Entry, root: Path) -> bool:
+def _there(entry: CatalogEntry, root: Path) -> bool:
     own = entry.made_from and (root / DATASETS[entry.made_from].folder).is_dir()
     return bool(own) or (root / entry.folder).is_dir()
 
 
-def _look(entry: Entry, root: Path) -> Check | None:
+def _look(entry: CatalogEntry, root: Path) -> Check | None:
     folder = root / entry.folder
     if not folder.is_dir() or not any(folder.iterdir()):
         return None
@@ -205,16 +199,3 @@ def _look(entry: Entry, root: Path) -> Check | None:
     if have >= wanted:
         return Check(topic, "ok", found)
     return Check(topic, "note" if have else "problem", found, advice)
-
-
-def _mini(folder: Path) -> Check:
-    missing = sum(not (folder / picture.path).is_file() for picture in pictures())
-    found = f"{folder}: {len(pictures()) - missing:,} of {len(pictures()):,} listed pictures"
-    if missing:
-        advice = (
-            f"`opentta data imagenet-mini {folder} --check` names the missing ones; with your "
-            "copies of the originals instead of --check it makes them"
-        )
-        state: State = "note" if missing < len(pictures()) else "problem"
-        return Check(f"data {_MINI}", state, found, advice)
-    return Check(f"data {_MINI}", "ok", found)

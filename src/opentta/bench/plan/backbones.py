@@ -98,11 +98,11 @@ def remarks(name: str, preprocessing: str) -> tuple[str, ...]:
     return tuple(out)
 
 
-def stream_preset(name: str, preprocessing: str) -> preprocess.Preset:
+def stream_preprocessing(name: str, preprocessing: str) -> preprocess.Preprocessing:
     """How images are prepared for a backbone: ``paper`` or ``correct``; no weights are needed.
 
     Example:
-        >>> stream_preset("vit_base_patch16_224.augreg_in21k_ft_in1k", "correct").mean
+        >>> stream_preprocessing("vit_base_patch16_224.augreg_in21k_ft_in1k", "correct").mean
         (0.5, 0.5, 0.5)
     """
     if preprocessing not in PREPROCESSINGS:

@@ -173,4 +173,4 @@ def _machine(description: Mapping[str, Any]) -> tuple[str, ...]:
 def _taken(share: Share, known: int) -> int:
     if share.ratio is not None:
         return round(share.ratio * known)
-    return share.count or DATASETS[share.name].images
+    return share.count or (share.listed or DATASETS[share.name]).images

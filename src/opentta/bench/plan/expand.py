@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from opentta import registry
-from opentta.bench.plan.backbones import full_name, size_of, stream_preset
+from opentta.bench.plan.backbones import full_name, size_of, stream_preprocessing
 from opentta.bench.plan.cells import Cell
-from opentta.bench.plan.preset import JOIN, Grid, Preset, StreamSettings
-from opentta.bench.plan.preset_file import check_grid, named
+from opentta.bench.plan.preset import JOIN, Grid, Preset, check_grid, named
 from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.files import plain
 from opentta.bench.store.places import CLEAN
 from opentta.config import make_config
-from opentta.datasets.catalog import DATASETS
 from opentta.datasets.spec import Segment, Share, StreamSpec
 from opentta.errors import ConfigError, unknown
 
@@ -85,7 +83,7 @@ def expand(
         seeds=seeds,
     )
     grid = replace(preset.grid, **{key: tuple(value) for key, value in changes.items()})
-    check_grid(grid, "as asked for" if changes else preset.file or preset.name)
+    check_grid(grid, "as asked for" if changes else preset.file or preset.name, preset.datasets)
     _complete(preset, grid, asked=corruptions is not None or severities is not None)
     if weights is not None and len(grid.backbones) > 1:
         raise ConfigError(
@@ -103,14 +101,14 @@ def expand(
     }
     names = [full_name(name) for name in grid.backbones]
     rows = {at: _rows(preset, grid, *at, fields or {}) for at in product(grid.id, names)}
-    prepared = {name: stream_preset(name, stream.preprocessing) for name in names}
+    prepared = {name: stream_preprocessing(name, stream.preprocessing) for name in names}
     tokens = {name: _tokens(preset, name) for name in names}
     # Last, as it may download: what was mistyped has been found by now.
     found = {name: find_weights(name, weights, download=download) for name in names}
     cells = []
     for seed, name, known in product(grid.seeds, names, grid.id):
         for domains, oods in product(_domains(known, grid), grid.ood):
-            first, *others = _shares(stream, known, oods.split(JOIN), limit)
+            first, *others = _shares(preset, known, oods.split(JOIN), limit)
             specs = [
                 StreamSpec(
                     first,
@@ -209,7 +207,7 @@ def _points(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 def _source(preset: Preset, row: str, method: str, needed: bool) -> Share | None:
     source = preset.source
     if source is not None and (needed or method in source.methods or row in source.methods):
-        return source.share()
+        return replace(source.share(), listed=preset.sets.get(source.name))
     if needed:
         raise ConfigError(
             f"{method} needs source images, and {preset.name} names none; write a preset with "
@@ -235,17 +233,18 @@ def _domains(id: str, grid: Grid) -> list[list[tuple[Segment, ...]]]:
     return clean + (made if names else [])
 
 
-def _shares(stream: StreamSettings, id: str, ood: Sequence[str], limit: int | None) -> list[Share]:
+def _shares(preset: Preset, id: str, ood: Sequence[str], limit: int | None) -> list[Share]:
     """How much of each set takes part: as the preset states, or in proportion below a limit."""
-    known = stream.share(id)
-    unknowns = [stream.share(name) for name in ood]
-    total = known.count or DATASETS[id].images
+    sets = preset.datasets
+    known = preset.share(id)
+    unknowns = [preset.share(name) for name in ood]
+    total = known.count or sets[id].images
     if limit is None or limit >= total:
         return [known, *unknowns]
     cut = []
     for share in unknowns:
         if share.ratio is None:
-            full = share.count or DATASETS[share.name].images
+            full = share.count or sets[share.name].images
             count = max(1, round(full * limit / total))
             share = replace(share, count=count, at_most=True)  # a copy may be smaller
         cut.append(replace(share, pick="random"))

@@ -10,8 +10,7 @@ from typing import Any
 from opentta.bench.plan.backbones import remarks
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.expand import expand
-from opentta.bench.plan.preset import Preset
-from opentta.bench.plan.preset_file import parse, read_toml
+from opentta.bench.plan.preset import Preset, parse, read_toml
 from opentta.bench.store.plans import Plan
 from opentta.errors import ConfigError, DataError, unknown
 
@@ -54,7 +53,7 @@ def plan_of(preset: Preset, cells: Sequence[Cell], command: str) -> Plan:
         >>> preset = load_preset("runtime")
         >>> plan = plan_of(preset, expand(preset, limit=100, download=False), "opentta bench")
         >>> plan.kind, plan.notes[-1]
-        ('runtime', 'at most 100 ID images a stream: not comparable with the full one')
+        ('runtime', 'at most 100 ID images per stream: not comparable with the full one')
     """
     return Plan(
         preset=preset.name,
@@ -87,14 +86,18 @@ def _find(name: str, beside: Path) -> Path:
 def _merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The keys of a file on top of those of the preset that it extends."""
     raw = read_toml(path)
-    parse(raw, name=path.stem, file=_shown(path))  # every file answers for its own keys
-    below = raw.get("extends")
-    if below is None:
-        return raw
-    if path.resolve() in seen:
-        raise ConfigError(f"{path} extends itself, by way of {below}; remove one of the two")
-    parent = _find(below, path.parent)
-    return _over(_merged(parent, (*seen, path.resolve())), raw)
+    for declared in _tables(raw.get("sets")):  # a list lies beside the file that names it
+        if isinstance(declared.get("list"), str):
+            declared["list"] = str(path.parent / declared["list"])
+    below: dict[str, Any] = {}
+    if "extends" in raw:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path} extends itself, by way of {raw['extends']}; remove one")
+        below = _merged(_find(raw["extends"], path.parent), (*seen, path.resolve()))
+    inherited = {"sets": below["sets"]} if "sets" in below else {}
+    # every file answers for its own keys, which may name the sets that it inherits
+    parse(_over(inherited, raw), name=path.stem, file=_shown(path))
+    return _over(below, raw)
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +109,11 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _tables(value: Any) -> list[dict[str, Any]]:
+    tables = value.values() if isinstance(value, dict) else ()
+    return [table for table in tables if isinstance(table, dict)]
+
+
 def _shown(path: Path) -> str:
     """How messages name a file."""
     return path.name if path.parent == FOLDER else str(path)
@@ -114,18 +122,18 @@ def _shown(path: Path) -> str:
 def _notes(preset: Preset, cells: Sequence[Cell]) -> list[str]:
     """Of the backbone, and of everything in which the cells depart from the preset."""
     notes: dict[str, None] = {}
-    for name, used in dict.fromkeys((c.weights.name, c.stream.preset.name) for c in cells):
+    for name, used in dict.fromkeys((c.weights.name, c.stream.preprocessing.name) for c in cells):
         asked = [n for n in preset.grid.backbones if name.partition(".")[0] == n]  # without its tag
         notes |= dict.fromkeys(remarks(asked[0] if asked else name, used))
     stated = preset.stream
-    for used in dict.fromkeys(c.stream.preset.name for c in cells):
+    for used in dict.fromkeys(c.stream.preprocessing.name for c in cells):
         if used != stated.preprocessing:
             notes[f"preprocessing is {used}, not {stated.preprocessing} as in {preset.name}"] = None
     for size in dict.fromkeys(c.stream.batch_size for c in cells):
         if size != stated.batch_size:
             notes[f"batches of {size}, not of {stated.batch_size} as in {preset.name}"] = None
     for share in dict.fromkeys(c.stream.id for c in cells):
-        if share != stated.share(share.name):
-            text = f"at most {share.count} ID images a stream: not comparable with the full one"
+        if share != preset.share(share.name):
+            text = f"at most {share.count} ID images per stream: not comparable with the full one"
             notes[text] = None
     return list(notes)

@@ -227,8 +227,8 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     broken = int((samples.predicted < 0).sum())
     if broken:
         metrics["undefined"] = broken  # samples whose logits held a NaN
-    preset = cell.stream.preset
-    mean, std = resolve_normalization(model, preset.normalization)
+    normalization = cell.stream.preprocessing.normalization
+    mean, std = resolve_normalization(model, normalization)
     known = int(samples.known.sum())
     record = Record(
         hash=cell.hash,
@@ -237,7 +237,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         config=asdict(adapter.config),
         weights_tag=cell.weights.name,
         weights_hash=cell.weights.hash,
-        normalization={"name": preset.normalization, "mean": mean, "std": std},
+        normalization={"name": normalization, "mean": mean, "std": std},
         preset=cell.preset,
         stream=stream.describe(),
         counts={"id": known, "ood": len(samples) - known, "skipped": len(stream.unreadable)},

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,8 @@ from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.weights import load_model
 from opentta.bench.run.engine import Where
 from opentta.bench.run.measure import forward_seconds
-from opentta.datasets.catalog import open_dataset, open_stream
-from opentta.datasets.entries import DATASETS, EMBEDDED_TRAIN
-from opentta.datasets.spec import StreamSpec
+from opentta.datasets.catalog import DATASETS, EMBEDDED_TRAIN, open_share, open_stream
+from opentta.datasets.spec import Share, StreamSpec
 from opentta.datasets.stream import Stream
 from opentta.errors import ConfigError, DataError, SourceDataError
 
@@ -47,22 +47,19 @@ def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tupl
         load_model(weights)
     if not look:
         return ()
-    missing: dict[str, int] = {}  # set -> cells that need it
-    doomed = 0
-    for cell in cells:
-        lacking = [name for name in _sets(cell) if not _is_there(name, where.root)]
-        doomed += bool(lacking)
-        for name in lacking:
-            missing[name] = missing.get(name, 0) + 1
-    if not missing:
+    used = {share.name: share for cell in cells for share in _shares(cell)}
+    absent = {name for name, share in used.items() if not _is_there(share, where.root)}
+    if not absent:
         return ()
+    lacking = [[s.name for s in _shares(cell) if s.name in absent] for cell in cells]
+    missing = Counter(name for names in lacking for name in names)  # set -> cells that need it
     if not where.root:
         raise ConfigError(
             f"expected --data-root ROOT, the folder that holds {', '.join(missing)}; "
             "`opentta data check ROOT` says how it must look"
         )
-    reasons = {name: _reason(name, where.root) for name in missing}
-    if doomed == len(cells):
+    reasons = {name: _reason(used[name], where.root) for name in missing}
+    if all(lacking):
         raise DataError(next(iter(reasons.values())))
     return tuple(f"{missing[name]:,} cells will fail: {reasons[name]}" for name in missing)
 
@@ -104,7 +101,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
     adapter = adapt(
         model,
         cell.method,
-        normalization=cell.stream.preset.normalization,
+        normalization=cell.stream.preprocessing.normalization,
         classes=stream.class_indices,
         seed=cell.seed,
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
@@ -132,7 +129,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         cell.source,
         batch_size=cell.stream.batch_size,
         seed=cell.stream.seed,
-        preset=cell.stream.preset,
+        preprocessing=cell.stream.preprocessing,
         on_error=cell.stream.on_error,
     )
     adapter.fit_source(open_stream(spec, where.root, workers=where.workers, cache=where.cache))
@@ -142,7 +139,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
 def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
     """Seconds per image of a plain forward, in batches of the stream's size."""
     size = min(cell.stream.batch_size, sum(stream.counts().values()))
-    side = cell.stream.preset.size
+    side = cell.stream.preprocessing.size
     images = torch.full((size, 3, side, side), 0.5, device=adapter.backbone.device)
     low, graph = cell.precision == "bfloat16", adapter.execution.graph
     return forward_seconds(adapter.backbone, images, low=low, graph=graph) / size
@@ -175,22 +172,23 @@ def _kernels(on: bool, *, tf32: bool = False) -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=lenient)
 
 
-def _sets(cell: Cell) -> list[str]:
-    shares = (cell.stream.id, *cell.stream.ood, *([cell.source] if cell.source else []))
-    return [share.name for share in shares]
+def _shares(cell: Cell) -> list[Share]:
+    return [cell.stream.id, *cell.stream.ood, *([cell.source] if cell.source else [])]
 
 
-def _is_there(name: str, root: str) -> bool:
-    """Whether the folder of a set is there, or that of the clean set it can be made from."""
-    entry = DATASETS[name]
-    if not entry.folder or (root and (Path(root) / entry.folder).is_dir()):
-        return True
-    return bool(entry.made_from) and _is_there(entry.made_from, root)
+def _is_there(share: Share, root: str) -> bool:
+    """Whether a set is there: its folder, that of its clean set, or every image of its list."""
+    if share.listed is not None:
+        return bool(root) and not _reason(share, root)
+    names = (share.name, DATASETS[share.name].made_from)
+    folders = [DATASETS[name].folder for name in names if name]
+    return any(not folder or (root and (Path(root) / folder).is_dir()) for folder in folders)
 
 
-def _reason(name: str, root: str) -> str:
+def _reason(share: Share, root: str) -> str:
+    """Why a set cannot be opened; nothing where it can."""
     try:
-        open_dataset(name, root)
+        open_share(share, root)
     except DataError as error:
         return str(error)
-    return f"{name} was not there a moment ago"  # somebody made it meanwhile
+    return ""

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from opentta.datasets.catalog import open_dataset
+from opentta.datasets.catalog import open_share
 from opentta.datasets.spec import StreamSpec
 from opentta.datasets.wnids import wnid_index
 from opentta.metrics.samples import Array, Samples
@@ -114,10 +114,10 @@ def class_names(spec: StreamSpec, root: Path | str) -> tuple[str, ...]:
     """Names of the classes that a stream's labels count; words where folders are wnids."""
     segment = spec.segments[0]
     corruption = segment.corruptions[0] if segment.corruptions else ""
-    source = open_dataset(spec.id.name, root)
-    if not source.follows_corruption:
+    pool = open_share(spec.id, root)
+    if not pool.follows_corruption:
         corruption = ""
-    images = source.at(corruption, segment.severity if corruption else 0)
+    images = pool.at(corruption, segment.severity if corruption else 0)
     if not images.classes or not all(name in wnid_index() for name in images.classes):
         return images.classes
     from timm.data import ImageNetInfo

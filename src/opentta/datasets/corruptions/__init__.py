@@ -5,13 +5,13 @@ Perturbations", ICLR 2019, https://arxiv.org/abs/1903.12261. How close each one 
 official generator is measured in ``docs/corruptions.md``.
 """
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
 
-from opentta.datasets.corruptions import blur, digital, noise, weather
-from opentta.datasets.corruptions.constants import TABLES, Size
-from opentta.datasets.corruptions.draws import rng_for
+from opentta.datasets.corruptions import blur, digital, frost, noise, weather
+from opentta.datasets.corruptions.constants import CORRUPTIONS, EXTRA_CORRUPTIONS, TABLES, Size
 from opentta.datasets.corruptions.pixels import Pixels
 from opentta.datasets.corruptions.storage import encode, is_small, prepare, stored
 from opentta.errors import ConfigError, DtypeError, ShapeError, unknown
@@ -32,7 +32,7 @@ __all__ = [
 SMALLEST_SIDE = 32
 """Images with a shorter side are refused: no constants were ever made for them."""
 
-_STANDARD: dict[str, Callable[..., Pixels]] = {
+_FUNCTIONS: dict[str, Callable[..., Pixels]] = {
     "gaussian_noise": noise.gaussian_noise,
     "shot_noise": noise.shot_noise,
     "impulse_noise": noise.impulse_noise,
@@ -41,27 +41,18 @@ _STANDARD: dict[str, Callable[..., Pixels]] = {
     "motion_blur": blur.motion_blur,
     "zoom_blur": blur.zoom_blur,
     "snow": weather.snow,
-    "frost": weather.frost,
+    "frost": frost.frost,
     "fog": weather.fog,
     "brightness": digital.brightness,
     "contrast": digital.contrast,
     "elastic_transform": digital.elastic_transform,
     "pixelate": digital.pixelate,
     "jpeg_compression": digital.jpeg_compression,
-}
-_EXTRA: dict[str, Callable[..., Pixels]] = {
     "speckle_noise": noise.speckle_noise,
     "gaussian_blur": blur.gaussian_blur,
     "spatter": weather.spatter,
     "saturate": digital.saturate,
 }
-_FUNCTIONS = _STANDARD | _EXTRA
-
-CORRUPTIONS = tuple(_STANDARD)
-"""The fifteen corruptions of ImageNet-C, in the order in which results are reported."""
-
-EXTRA_CORRUPTIONS = tuple(_EXTRA)
-"""The four further ones, meant for choosing hyper-parameters."""
 
 
 def corrupt(
@@ -105,8 +96,8 @@ def corrupted(
     """The pixels of the corrupted file ``key`` as a reader sees them: uint8 (H, W, 3), same out.
 
     ``corrupt`` with the file's own draw, then the JPEG quality 85 round trip of ImageNet-C for
-    images whose short side is above 48 pixels. A folder made by ``corrupt_folder`` holds
-    exactly these pixels.
+    images whose short side is above 48 pixels. ``encode``
+    gives the bytes of a file with exactly these pixels.
 
     Example:
         >>> image = np.full((64, 96, 3), 128, np.uint8)
@@ -115,6 +106,24 @@ def corrupted(
         True
     """
     return stored(corrupt(image, name, severity, rng_for(key, name, severity), constants=constants))
+
+
+def rng_for(key: str, name: str, severity: int) -> np.random.Generator:
+    """The generator that corrupts the file ``key``, the same on every machine and in any order.
+
+    ``key`` is the file's posix path relative to its folder. No stream's seed enters, so one
+    file has one corrupted version, as it has in the released ImageNet-C.
+
+    Example:
+        >>> int(rng_for("n01440764/a.JPEG", "fog", 5).integers(1000))
+        69
+    """
+    # Each part with its length in front, so that no two triples write the same bytes.
+    parts = [part.encode("utf-8") for part in (key, name, str(int(severity)))]
+    text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    digest = hashlib.blake2b(text, digest_size=16, person=b"opentta.corrupt").digest()
+    # PCG64 by name: numpy may change what its default generator is.
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
 
 
 def check_request(name: str, severity: int, constants: Size | None = None) -> None:

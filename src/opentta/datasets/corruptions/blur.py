@@ -1,15 +1,21 @@
 """Blur: defocus, glass, motion, zoom, Gaussian."""
 
-import math
 from functools import lru_cache
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from opentta.datasets.corruptions.motion import streaked
-from opentta.datasets.corruptions.pixels import Pixels, Reals, truncated, unit, unit32
-from opentta.datasets.corruptions.smooth import gaussian
+from opentta.datasets.corruptions.pixels import (
+    Pixels,
+    Reals,
+    gaussian,
+    magnified,
+    streaked,
+    truncated,
+    unit,
+    unit32,
+)
 
 
 def gaussian_blur(image: Pixels, rng: np.random.Generator, sigma: float) -> Pixels:
@@ -52,36 +58,6 @@ def zoom_blur(image: Pixels, rng: np.random.Generator, step: float, count: float
     for factor in 1 + step * np.arange(int(count)):
         total += magnified(values, float(factor))
     return truncated((values + total) / np.float32(count + 1))
-
-
-def magnified(values: Reals, factor: float) -> Reals:
-    """The centre of an image, enlarged linearly to the image's own size: (H, W, C) -> (H, W, C).
-
-    The samples lie where ``scipy.ndimage.zoom(..., order=1)`` puts them: corner on corner.
-    """
-    for axis in (0, 1):
-        near, weight = _zoom_samples(values.shape[axis], factor)
-        shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
-        low = np.take(values, near, axis)
-        high = np.take(values, near + 1, axis, mode="clip")
-        high -= low
-        high *= weight.reshape(shape).astype(values.dtype)
-        low += high
-        values = low
-    return values
-
-
-@lru_cache(maxsize=256)
-def _zoom_samples(side: int, factor: float) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """For each output position: the sample before it (side,), and the weight of the next one."""
-    crop = math.ceil(side / factor)
-    enlarged = round(crop * factor)
-    position = np.arange(side) + (enlarged - side) // 2
-    place = position * ((crop - 1) / max(enlarged - 1, 1))
-    near = np.minimum(np.floor(place), crop - 1).astype(np.intp)
-    weight = place - near
-    weight[near == crop - 1] = 0  # the last sample has no neighbour inside the crop
-    return near + (side - crop) // 2, weight
 
 
 def wander(height: int, width: int, reach: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:

@@ -100,3 +100,9 @@ _32: dict[str, tuple[Row, Row, Row, Row, Row]] = {
 }
 
 TABLES: Final[dict[Size, dict[str, tuple[Row, Row, Row, Row, Row]]]] = {"224": _224, "32": _32}
+
+CORRUPTIONS: Final = tuple(_224)[:15]
+"""The fifteen corruptions of ImageNet-C, in the order in which results are reported."""
+
+EXTRA_CORRUPTIONS: Final = tuple(_224)[15:]
+"""The four further ones, meant for choosing hyper-parameters."""

@@ -5,9 +5,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from opentta.datasets.corruptions.pixels import Pixels, Reals, truncated, unit, unit32
-from opentta.datasets.corruptions.smooth import gaussian_mirrored
-from opentta.datasets.corruptions.storage import from_jpeg, to_jpeg
+from opentta.datasets.corruptions.pixels import (
+    Pixels,
+    Reals,
+    from_jpeg,
+    gaussian_mirrored,
+    to_jpeg,
+    truncated,
+    unit,
+    unit32,
+)
 
 
 def brightness(image: Pixels, rng: np.random.Generator, amount: float) -> Pixels:

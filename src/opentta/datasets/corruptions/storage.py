@@ -2,11 +2,10 @@
 
 import io
 
-import numpy as np
 from PIL import Image
 
 from opentta.datasets.corruptions.constants import SMALL_SIDE
-from opentta.datasets.corruptions.pixels import Pixels
+from opentta.datasets.corruptions.pixels import Pixels, from_jpeg, to_jpeg
 from opentta.datasets.preprocess import Geometry
 
 QUALITY = 85
@@ -62,16 +61,3 @@ def stored(image: Pixels) -> Pixels:
         True
     """
     return image if is_small(image) else from_jpeg(encode(image)[0])
-
-
-def to_jpeg(image: Pixels, quality: int) -> bytes:
-    """JPEG bytes of an image (H, W, 3)."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=quality)
-    return buffer.getvalue()
-
-
-def from_jpeg(data: bytes) -> Pixels:
-    """Pixels (H, W, 3) of JPEG bytes."""
-    with Image.open(io.BytesIO(data)) as image:
-        return np.array(image)

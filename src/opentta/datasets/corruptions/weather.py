@@ -1,4 +1,4 @@
-"""Weather: snow, frost, fog; and spatter."""
+"""Weather: snow and fog; and spatter. Frost has a module of its own."""
 
 import math
 
@@ -6,11 +6,16 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from opentta.datasets.corruptions.blur import magnified
-from opentta.datasets.corruptions.ice import ice
-from opentta.datasets.corruptions.motion import streaked
-from opentta.datasets.corruptions.pixels import Pixels, Reals, truncated, unit, unit32
-from opentta.datasets.corruptions.smooth import gaussian
+from opentta.datasets.corruptions.pixels import (
+    Pixels,
+    Reals,
+    gaussian,
+    magnified,
+    streaked,
+    truncated,
+    unit,
+    unit32,
+)
 
 _WATER = np.array([175, 238, 238], dtype=np.float32) / 255  # pale turquoise
 _MUD = np.array([63, 42, 20], dtype=np.float32) / 255
@@ -42,22 +47,6 @@ def snow(
     white = np.maximum(values, grey * np.float32(1.5) + np.float32(0.5))
     whitened = np.float32(keep) * values + np.float32(1 - keep) * white
     return truncated(whitened + (layer + layer[::-1, ::-1])[..., None])
-
-
-def frost(
-    image: Pixels, rng: np.random.Generator, keep: float, cover: float, shrink: float
-) -> Pixels:
-    """Lay ice over a darkened picture: (H, W, 3) -> (H, W, 3).
-
-    The ice is drawn by this library (see ``ice.py``), where the official generator cuts a
-    piece out of one of five photographs. ``shrink`` is how many times finer it is drawn.
-    """
-    height, width, _ = image.shape
-    layer = ice(height, width, int(shrink), rng)
-    values: Reals = image * np.float32(keep)
-    values += layer * np.float32(cover)
-    np.minimum(values, 255, out=values)
-    return values.astype(np.uint8)
 
 
 def fog(image: Pixels, rng: np.random.Generator, thickness: float, decay: float) -> Pixels:

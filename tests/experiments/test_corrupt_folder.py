@@ -4,11 +4,12 @@ import io
 import os
 from pathlib import Path
 
+import corrupt_folder as script
 import numpy as np
 import pytest
+from corrupt_folder import corrupt_folder, main
 from PIL import Image
 
-from opentta.datasets.corrupt_folder import corrupt_folder
 from opentta.datasets.corruptions import corrupted, prepare
 from opentta.datasets.images import read_rgb
 from opentta.errors import ConfigError, DataError, UnknownNameError, UnreadableImageError
@@ -120,10 +121,8 @@ def test_a_folder_is_not_finished_from_another_source(src, tmp_path):
 
 
 def test_a_folder_is_not_finished_by_other_code(src, tmp_path, monkeypatch):
-    from opentta.datasets import corrupt_record
-
     run(src, tmp_path / "c")
-    monkeypatch.setattr(corrupt_record, "corruption_code", lambda: "other")
+    monkeypatch.setattr(script, "corruption_code", lambda: "other")
     with pytest.raises(ConfigError, match="corruption code"):
         run(src, tmp_path / "c")
 
@@ -244,3 +243,28 @@ def test_two_files_that_would_share_a_name_are_refused(src, tmp_path):
 def test_no_part_files_remain(src, tmp_path):
     run(src, tmp_path / "c", workers=2)
     assert not [p for _, _, names in os.walk(tmp_path / "c") for p in names if "part" in p]
+
+
+def test_the_command_writes_a_tree_and_says_what_it_did(damaged, tmp_path, capsys):
+    options = ["--corruption", "fog", "contrast", "--severity", "3", "--workers", "1"]
+    main([str(damaged), str(tmp_path / "c"), *options, "--no-progress"])
+    out = capsys.readouterr().out
+    assert "fog/3: 4 written" in out and "contrast/3: 4 written" in out
+    assert "  skipped n01/empty.jpg: cannot be read as an image (the file is empty)\n" in out
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--corruption", "fogg"], "did you mean 'fog'"),
+        (["--corruption", "fog", "--severity", "6"], "1 to 5"),
+        (["--corruption", "fog", "--on-error", "raise", "--workers", "1"], "n01"),
+    ],
+)
+def test_an_error_of_the_command_is_one_line_and_status_2(
+    damaged, tmp_path, capsys, options, message
+):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(damaged), str(tmp_path / "c"), *options, "--no-progress"])
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Ice drawn by rule: four plates of crystals stand where the official frost has photographs.
+"""Frost. Ice drawn by rule: four plates of crystals stand where the official frost has photographs.
 
 Each plate is drawn once, from its own fixed seed, with the strokes of one kind of ice: a
 wrinkled film, fans of needles, scattered grains, feathers. Then the contrast of every octave
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.fft
 
-from opentta.datasets.corruptions.pixels import Pixels, Reals
-from opentta.datasets.corruptions.smooth import response
+from opentta.datasets.corruptions.pixels import Pixels, Reals, response
 
 _SIDE = 512  # of a plate, in pixels
 
@@ -29,6 +28,22 @@ class _Plate(NamedTuple):
     contrast: tuple[float, ...]  # deviation of brightness in octaves of 1, 2, 4, ... pixels
     patches: tuple[float, float, float]  # deviation of large patches, RGB
     fade: float  # how unevenly the crystals stand out over the plate
+
+
+def frost(
+    image: Pixels, rng: np.random.Generator, keep: float, cover: float, shrink: float
+) -> Pixels:
+    """Lay ice over a darkened picture: (H, W, 3) -> (H, W, 3).
+
+    The ice is drawn by this library, where the official generator cuts a
+    piece out of one of five photographs. ``shrink`` is how many times finer it is drawn.
+    """
+    height, width, _ = image.shape
+    layer = ice(height, width, int(shrink), rng)
+    values: Reals = image * np.float32(keep)
+    values += layer * np.float32(cover)
+    np.minimum(values, 255, out=values)
+    return values.astype(np.uint8)
 
 
 def ice(height: int, width: int, shrink: int, rng: np.random.Generator) -> Pixels:

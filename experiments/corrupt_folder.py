@@ -1,22 +1,32 @@
-"""Corrupt every image below a folder, in worker processes, into the layout of ImageNet-C."""
+"""Corrupt every image below a folder, in worker processes, into the layout of ImageNet-C.
+
+    python experiments/corrupt_folder.py SRC DST --corruption fog snow --severity 3
+
+A stream makes the same pixels while it reads clean images; a folder of them is for other programs.
+"""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
-from opentta.datasets.corrupt_record import check_record
+import tyro
+from tyro.conf import Positional
+
+from opentta.datasets.corrupting import corruption_code
 from opentta.datasets.corruptions import (
+    CORRUPTIONS,
     SMALLEST_SIDE,
     check_request,
     corrupt,
@@ -31,6 +41,7 @@ from opentta.errors import ConfigError, DataError, OpenttaError, UnreadableImage
 _SUFFIXES = {"JPEG": (".jpg", ".jpeg"), "PNG": (".png",)}
 _PART = ".part"  # ending of a file that is being written
 _AHEAD = 8  # files handed to each worker before its answers are asked for
+RECORD = ".opentta-corrupt.json"  # beside the images; hidden, so no reader takes it for one
 
 
 @dataclass(frozen=True)
@@ -94,23 +105,11 @@ def corrupt_folder(
         dst: folder that receives the corrupted copies; not inside ``src``.
         name: one of ``CORRUPTIONS`` or ``EXTRA_CORRUPTIONS``.
         severity: 1 (mild) to 5.
-        workers: processes; None takes one a core, 1 works in this process.
+        workers: processes; None takes one per core, 1 works in this process.
         crop: side of the square in pixels; None keeps every image's own size.
         constants: "224", "32", or None to choose by the size of each image.
         progress: show a bar on a terminal, or a plain line now and then elsewhere.
         on_error: "skip" reports files that cannot be read, "raise" stops at the first.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from PIL import Image
-        >>> root = Path(tempfile.mkdtemp())
-        >>> (root / "val" / "cat").mkdir(parents=True)
-        >>> picture = Image.fromarray(np.full((64, 96, 3), 90, np.uint8))
-        >>> picture.save(root / "val" / "cat" / "1.jpg")
-        >>> report = corrupt_folder(root / "val", root / "c", "fog", 3, workers=1, progress=False)
-        >>> report.written, (root / "c" / "fog" / "3" / "cat" / "1.jpg").exists()
-        (1, True)
     """
     src, dst = Path(src), Path(dst)
     check_request(name, severity, constants)
@@ -229,13 +228,56 @@ def _make(job: _Job, key: str) -> bool | OpenttaError:
     data, format_ = encode(image)
     target = job.folder / _target(key, format_)
     target.parent.mkdir(parents=True, exist_ok=True)
+    _write(target, data)
+    return True
+
+
+def _write(target: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all."""
     part = target.with_name(f"{target.name}.{os.getpid()}{_PART}")
     try:
         part.write_bytes(data)
-        part.replace(target)  # a finished file appears at once or not at all
+        part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    return True
+
+
+def check_record(folder: Path, src: Path, crop: int | None, constants: Size | None) -> None:
+    """Refuse to finish ``folder`` in another way than it was begun; record a new one."""
+    settings = {"crop": crop, "constants": constants}
+    made_by = {"source": str(src.resolve()), "code": corruption_code()}
+    record = folder / RECORD
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(record, json.dumps(settings | made_by).encode())
+        return
+    before = _read(record)
+    begun = {field: before.get(field) for field in settings}
+    if begun != settings:
+        raise ConfigError(
+            f"expected the settings that {folder} was begun with, {begun}, got "
+            f"{settings}; use them, choose another destination, or remove the folder"
+        )
+    for field, what in (("source", "the source folder"), ("code", "the corruption code")):
+        if before.get(field) != made_by[field]:
+            raise ConfigError(
+                f"expected {what} that {folder} was begun with, "
+                f"{before.get(field, 'not recorded')}, got {made_by[field]}; choose another "
+                f"destination, or, if the files there are to be kept, delete {record}"
+            )
+
+
+def _read(record: Path) -> dict[str, Any]:
+    try:
+        before = json.loads(record.read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:  # also what is not JSON, or not UTF-8
+        raise ConfigError(
+            f"expected the settings of a corrupted folder in {record}, which is damaged ({error}); "
+            "delete that file to keep the images beside it, or remove the folder to start afresh"
+        ) from error
+    return before
 
 
 @contextmanager
@@ -269,3 +311,73 @@ class _Lines:
         if tenths > (self.done - 1) * 10 // self.total:
             self.out.write(f"{self.title}: {self.done}/{self.total} images\n")
             self.out.flush()
+
+
+@dataclass(frozen=True)
+class Command:
+    """Corrupt every image below SRC, as ImageNet-C was made, into DST/<corruption>/<severity>/.
+
+    Images are resized to 256 (short side), cropped to 224, corrupted and saved as JPEG of
+    quality 85 under their own relative path. A run that was interrupted goes on where it stopped
+    when it is started again.
+    """
+
+    src: Annotated[Positional[Path], tyro.conf.arg(metavar="SRC")]
+    """Folder of clean images, flat or nested."""
+
+    dst: Annotated[Positional[Path], tyro.conf.arg(metavar="DST")]
+    """Folder to write to."""
+
+    corruption: tuple[str, ...] = CORRUPTIONS
+    """Names such as fog snow."""
+
+    severity: tuple[int, ...] = (5,)
+    """Severities from 1 to 5."""
+
+    crop: int | None = 224
+    """Side of the centre crop; None corrupts images at the size they have."""
+
+    workers: int | None = None
+    """Processes. Left out: one per processor."""
+
+    on_error: Literal["skip", "raise"] = "skip"
+    """What a file that cannot be read does: left out and counted, or end of the run."""
+
+    progress: bool = True
+    """Show a progress bar."""
+
+    def run(self) -> None:
+        """Corrupt, and print one line per corruption and severity."""
+        wanted = [(name, severity) for name in self.corruption for severity in self.severity]
+        for name, severity in wanted:  # a mistyped name shows before hours of work, not after
+            check_request(name, severity)
+        for name, severity in wanted:
+            report = corrupt_folder(
+                self.src,
+                self.dst,
+                name,
+                severity,
+                workers=self.workers,
+                crop=self.crop,
+                progress=self.progress,
+                on_error=self.on_error,
+            )
+            print(
+                f"{report.folder}: {report.written:,} written, {report.already_there:,} there "
+                f"already, {len(report.skipped):,} skipped"
+            )
+            for skipped in report.skipped:
+                print(f"  skipped {skipped.path}: {skipped.reason}")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command; an error is one line, and exit status 2."""
+    try:
+        tyro.cli(Command, args=args).run()
+    except OpenttaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,43 +1,42 @@
-"""imagenet-mini: its list, its check, its rebuilding, and its names in the catalog."""
+"""imagenet-mini: its list, its check, its rebuilding, and the sets of its presets."""
 
 import io
 import shutil
-from importlib.resources import files
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import rebuild as mini
 from PIL import Image
-
-from opentta.cli.data import DataImagenetMini
-from opentta.datasets import (
-    DATASETS,
-    OnTheFly,
-    Share,
-    Stream,
-    StreamSpec,
-    imagenet_folder,
-    imagenet_wnids,
-    open_dataset,
-    open_stream,
-    separate,
-)
-from opentta.datasets import (
-    imagenet_mini as mini,
-)
-from opentta.datasets import (
-    imagenet_mini_rebuild as rebuild,
-)
-from opentta.datasets.imagenet_mini import (
+from rebuild import (
+    Command,
     check_imagenet_mini,
     count_states,
     digest,
     pictures,
+    rebuild_imagenet_mini,
+    set_lists,
     write_list,
 )
-from opentta.datasets.imagenet_mini_rebuild import rebuild_imagenet_mini
+
+from opentta.bench.plan.cells import Where
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.presets import load_preset
+from opentta.bench.run.start import preflight
+from opentta.datasets import (
+    OnTheFly,
+    Stream,
+    StreamSpec,
+    imagenet_folder,
+    imagenet_wnids,
+    open_stream,
+    separate,
+)
+from opentta.datasets.catalog import open_share
 from opentta.errors import ConfigError, DataError
 
+PRESETS = sorted(mini.HERE.glob("*.toml"))
+PRESET = mini.HERE / "imagenet-mini.toml"
 WNIDS = imagenet_wnids()
 LISTED = {  # a few pictures of each part, by their names
     "val": [
@@ -74,9 +73,8 @@ def folder(tmp_path, monkeypatch):
         elif not line.startswith("#"):
             group, number, hash_, means = line.split()
             path = mini.PATHS[part].format(group, number)
-            few.append(mini.Picture(part, path, hash_, bytes.fromhex(means)))
+            few.append(mini.ListedFile(part, path, hash_, bytes.fromhex(means)))
     monkeypatch.setattr(mini, "pictures", lambda: tuple(few))
-    monkeypatch.setattr(rebuild, "pictures", lambda: tuple(few))
     return root
 
 
@@ -94,7 +92,7 @@ def test_the_list_names_every_picture_once_and_is_small():
     assert {p.group for p in pictures() if p.part == "val"} == set(WNIDS)
     assert all(len(p.digest) == 32 and len(p.means) == 16 for p in pictures())
     assert len({p.digest for p in pictures()}) == 2960
-    text = files("opentta.datasets").joinpath("imagenet_mini.txt").read_bytes()
+    text = (mini.HERE / "pictures.txt").read_bytes()
     assert len(text) < 300_000
 
 
@@ -116,7 +114,7 @@ def test_the_list_is_what_the_real_folder_gives(imagenet_mini, tmp_path):
     for picture in few:
         (tmp_path / picture.path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(imagenet_mini / picture.path, tmp_path / picture.path)
-    text = files("opentta.datasets").joinpath("imagenet_mini.txt").read_text().splitlines()
+    text = (mini.HERE / "pictures.txt").read_text().splitlines()
     made = write_list(tmp_path).splitlines()
     assert len(made) == len(few) + 5
     assert set(made) <= set(text)
@@ -190,7 +188,7 @@ def test_real_pictures_survive_encoding_and_resampling_and_no_other_crop(imagene
 
 
 def test_a_folder_that_is_not_there_says_how_to_make_it(tmp_path):
-    with pytest.raises(DataError, match="opentta data imagenet-mini"):
+    with pytest.raises(DataError, match=r"rebuild\.py"):
         check_imagenet_mini(tmp_path / "nowhere")
 
 
@@ -292,8 +290,8 @@ def test_sizes_round_and_the_centre_is_cut_as_the_stored_pictures_show(tmp_path)
     image = photograph(5, (150, 103))
     out = tmp_path / "small.png"
     image.save(out)
-    listed = mini.Picture("val", "val/x/small.png", "", bytes(16))
-    with Image.open(io.BytesIO(rebuild.rebuilt(out, listed))) as made:
+    listed = mini.ListedFile("val", "val/x/small.png", "", bytes(16))
+    with Image.open(io.BytesIO(mini.rebuilt(out, listed))) as made:
         pixels = np.array(made.convert("RGB"), dtype=np.int16)
     large = np.array(image.resize((373, 256), Image.Resampling.BICUBIC), dtype=np.int16)
     assert np.abs(pixels - large[:, 58 : 58 + 256]).mean() < 2
@@ -303,94 +301,114 @@ def test_sizes_round_and_the_centre_is_cut_as_the_stored_pictures_show(tmp_path)
 
 
 def test_the_command_checks_and_says_what_to_expect(folder, capsys):
-    assert DataImagenetMini(dst=folder, check=True).run() == 0
+    assert Command(dst=folder, check=True).run() == 0
     assert "4 identical" in capsys.readouterr().out
     (folder / LISTED["val"][0]).unlink()
-    assert DataImagenetMini(dst=folder, check=True).run() == 1
+    assert Command(dst=folder, check=True).run() == 1
     out = capsys.readouterr().out
     assert f"missing {LISTED['val'][0]}" in out and "incomplete" in out
 
 
 def test_the_command_rebuilds(folder, tmp_path, capsys):
     val, dtd, flowers = make_originals(folder, tmp_path / "originals", LAYOUTS["flat"])
-    command = DataImagenetMini(tmp_path / "again", imagenet_val=val, dtd=dtd, flowers=flowers)
+    command = Command(tmp_path / "again", imagenet_val=val, dtd=dtd, flowers=flowers)
     assert command.run() == 0
     assert "4 same picture" in capsys.readouterr().out
 
 
 def test_the_command_needs_a_source_or_check(tmp_path):
     with pytest.raises(ConfigError, match="--imagenet-val"):
-        DataImagenetMini(tmp_path).run()
+        Command(tmp_path).run()
     with pytest.raises(ConfigError, match="--check"):
-        DataImagenetMini(tmp_path, dtd=tmp_path, check=True).run()
+        Command(tmp_path, dtd=tmp_path, check=True).run()
 
 
-# the catalog
+# the presets and their sets
 
 
-def mini_root(make_tree):
-    known = [f"imagenet-mini/val/{wnid}/{i}.JPEG" for wnid in WNIDS[:3] for i in range(2)]
-    unknown = ["imagenet-mini/ood/textures/banded/1.jpg", "imagenet-mini/ood/flowers/1/1.jpg"]
-    return make_tree(dict.fromkeys(known + unknown, (64, 64)))
+def test_the_lists_are_those_of_the_pictures():
+    lists = {path.name: path.read_bytes().decode() for path in mini.HERE.glob("*.txt")}
+    lists.pop("pictures.txt")
+    assert lists == set_lists()
+    assert {name: text.count("\n") for name, text in lists.items()} == {
+        "val.txt": 2000,
+        "source.txt": 1000,
+        "rest.txt": 1000,
+        "textures.txt": 480,
+        "flowers.txt": 480,
+    }
 
 
-def test_its_sets_open_by_name(make_tree):
-    root = mini_root(make_tree)
-    known = open_dataset("imagenet-mini", root)
+def test_source_and_rest_share_no_image_and_leave_none_out():
+    whole, source, rest = (set_lists()[f"{n}.txt"].splitlines() for n in ("val", "source", "rest"))
+    assert [line.split()[1] for line in source] == [str(label) for label in range(1000)]
+    assert not set(source) & set(rest) and sorted(source + rest) == whole
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_expands_to_different_cells_with_the_hash_of_its_lists(path):
+    cells = expand(load_preset(path), download=False)
+    assert len({cell.hash for cell in cells}) == len(cells)
+    for share in (share for cell in cells for share in (cell.stream.id, *cell.stream.ood)):
+        assert share.to_dict()["list_sha256"] == share.listed.sha256
+
+
+def test_the_whole_has_as_many_cells_as_the_experiment():
+    assert len(expand(load_preset(PRESET), download=False)) == 9 * 15 * 2 * 2 * 3
+
+
+def few(preset, root, count=2):
+    """The preset with sets of ``count`` listed images each, which are written below ``root``."""
+    for name, listed in preset.sets.items():
+        text = "".join((mini.HERE / listed.list).read_text().splitlines(keepends=True)[:count])
+        (root / f"{name}.txt").write_text(text)
+        for line in text.splitlines():
+            save(photograph(len(line), (64, 64)), root / listed.folder / line.split()[0])
+    keys = (f"[sets.{n}]\nlist = '{n}.txt'\nrole = '{s.role}'\n" for n, s in preset.sets.items())
+    (root / "few.toml").write_text(f"extends = '{PRESET}'\n" + "".join(keys))
+    return load_preset(root / "few.toml")
+
+
+def test_its_sets_open_by_name(tmp_path):
+    preset = few(load_preset(PRESET), tmp_path)
+    known = open_share(preset.share("imagenet-mini"), tmp_path)
     assert isinstance(known, OnTheFly) and known.name == "imagenet-mini"
-    assert known.at("fog", 3).labels.tolist() == [0, 0, 1, 1, 2, 2]
-    for name in ("textures", "flowers"):
-        clean, made = open_dataset(f"mini-{name}", root), open_dataset(f"mini-{name}-c", root)
-        assert not clean.follows_corruption and clean.at("fog", 3).labels.tolist() == [-1]
-        assert made.follows_corruption and made.at("fog", 3).name == f"mini-{name}-c"
-    assert not any(entry.in_paper for name, entry in DATASETS.items() if "mini" in name)
+    assert known.at("fog", 3).labels.tolist() == [0, 0]
+    for name in ("mini-textures", "mini-flowers"):
+        clean, made = (open_share(preset.share(n), tmp_path) for n in (name, f"{name}-c"))
+        assert not clean.follows_corruption and clean.at("fog", 3).labels.tolist() == [-1, -1]
+        assert made.follows_corruption and made.at("fog", 3).name == f"{name}-c"
 
 
-def test_source_and_rest_share_no_image_and_leave_none_out(make_tree):
-    root = mini_root(make_tree)
-    whole = open_dataset("imagenet-mini", root).at("", 0)
-    source = open_dataset("imagenet-mini-source", root).at("fog", 3)
-    rest = open_dataset("imagenet-mini-rest", root).at("", 0)
-    assert source.kind == "natural"  # source images are clean whatever the stream's corruption
-    assert source.labels.tolist() == [0, 1, 2]
-    assert not set(source.keys) & set(rest.keys)
-    assert sorted(source.keys + rest.keys) == sorted(whole.keys)
-    assert (source.name, rest.name) == ("imagenet-mini-source", "imagenet-mini-rest")
-
-
-def test_the_rest_is_corrupted_as_in_the_whole(make_tree):
-    root = make_tree({f"imagenet-mini/val/{WNIDS[0]}/{i}.JPEG": (64, 64) for i in range(2)})
-    whole = open_dataset("imagenet-mini", root).at("gaussian_noise", 3)
-    rest = open_dataset("imagenet-mini-rest", root).at("gaussian_noise", 3)
-    assert np.array_equal(rest.read(0), whole.read(1))
-
-
-def test_a_corrupted_ood_set_meets_the_stream_s_own_corruption(make_tree):
-    root = mini_root(make_tree)
+def test_a_corrupted_ood_set_meets_the_stream_s_own_corruption(tmp_path):
+    preset = few(load_preset(PRESET), tmp_path)
     for ood, dull in (("mini-flowers-c", True), ("mini-flowers", False)):
-        spec = StreamSpec(Share("imagenet-mini"), (Share(ood),), separate(["contrast"]))
-        (batch,) = list(open_stream(spec, root))
+        known, unknown = preset.share("imagenet-mini"), preset.share(ood)
+        (batch,) = list(
+            open_stream(StreamSpec(known, (unknown,), separate(["contrast"])), tmp_path)
+        )
         assert (batch.images[batch.labels == -1].std() < 0.1) == dull
 
 
-@pytest.mark.parametrize("below", ["imagenet-mini", "imagenet-mini/val"])
-def test_a_root_that_is_the_set_itself_is_told_its_parent(make_tree, below):
-    root = mini_root(make_tree)
-    with pytest.raises(DataError, match=f"pass {root.resolve()}[;)]"):
-        open_dataset("imagenet-mini", root / below)
+def test_a_missing_image_is_named_before_the_first_batch(tmp_path):
+    preset = few(load_preset(PRESET), tmp_path)
+    cells = expand(preset, methods=["source"], ood=["mini-textures"], download=False)
+    assert preflight(cells, Where(str(tmp_path))) == ()
+    key = set_lists()["val.txt"].splitlines()[1].split()[0]
+    (tmp_path / "imagenet-mini/val" / key).unlink()
+    with pytest.raises(DataError, match=f"the 2 images of .* but 1 of them .*{key}"):
+        preflight(cells, Where(str(tmp_path)))
+    with pytest.raises(ConfigError, match="expected --data-root"):
+        preflight(cells, Where())
 
 
-def test_an_absent_folder_names_the_command_that_makes_it(tmp_path):
-    with pytest.raises(DataError, match="opentta data imagenet-mini"):
-        open_dataset("imagenet-mini", tmp_path)
-
-
-def test_the_stream_by_name_gives_the_pixels_of_the_76_percent_pipeline(imagenet_mini):
+def test_the_stream_gives_the_pixels_of_the_76_percent_pipeline(imagenet_mini):
     """Resize(256) leaves the stored crops alone, so only CenterCrop(224) changes them."""
-    spec = StreamSpec(Share("imagenet-mini", count=4), batch_size=4)
+    share = replace(load_preset(PRESET).share("imagenet-mini"), count=4)
+    spec = StreamSpec(share, batch_size=4)
     (named,) = list(open_stream(spec, imagenet_mini.parent))
-    plain = OnTheFly(imagenet_folder(imagenet_mini / "val", "imagenet-mini"))
-    (direct,) = list(Stream(spec, plain))
+    folder = OnTheFly(imagenet_folder(imagenet_mini / "val", "imagenet-mini"))
+    (direct,) = list(Stream(spec, folder))
     assert (named.images == direct.images).all()
     file = sorted((imagenet_mini / "val").glob("*/*.JPEG"))[0]
     pixels = np.array(Image.open(file).convert("RGB"))[16:240, 16:240]
@@ -398,10 +416,11 @@ def test_the_stream_by_name_gives_the_pixels_of_the_76_percent_pipeline(imagenet
     assert np.array_equal((named.images[first] * 255).round().byte().permute(1, 2, 0), pixels)
 
 
-def test_the_real_sets_have_the_published_counts(imagenet_mini):
-    for name in ("imagenet-mini", "imagenet-mini-source", "imagenet-mini-rest", "mini-flowers"):
-        images = open_dataset(name, Path(imagenet_mini).parent).at("", 0)
-        assert len(images) == DATASETS[name].images
+def test_the_lists_are_the_folders_in_their_order(imagenet_mini):
+    listed = open_share(load_preset(PRESET).share("imagenet-mini"), imagenet_mini.parent).at("", 0)
+    folder = imagenet_folder(imagenet_mini / "val")
+    assert (listed.keys, listed.classes) == (folder.keys, folder.classes)
+    assert listed.labels.tolist() == folder.labels.tolist()
 
 
 def test_digests_are_those_of_b2sum():
