@@ -2,8 +2,8 @@
 
     python tools/make_assets.py --weights OUT/RECIPE.safetensors --cifar cifar10.npz
 
-``cifar10.npz`` is what tools/cifar10_from_npm.py writes, the weights what tools/train_embedded.py
-does. Images are stored losslessly (WebP); the script reads everything back and compares. The same
+``cifar10.npz`` is what tools/cifar10_from_npm.py writes; the weights are those of
+docs/decisions/embedded.md. Images are stored losslessly (WebP); the script reads everything back and compares. The same
 input gives the same bytes with the same versions of Pillow and numpy.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from cifar10_from_npm import part
-from embedded_judge import MEAN, STD
 from far_ood import generate
 from PIL import Image
 from safetensors import safe_open
@@ -32,6 +31,7 @@ KNOWN = 8  # CIFAR-10 labels below are known; ship and truck are the near OOD se
 SIZES = {"benchmark": (200, 100, 200, 0), "validation": (100, 100, 200, 1)}
 """Part -> known images a class, near images a class, far images, seed of the far ones."""
 SHAPE = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
 FISHER_IMAGES = 2000
 BATCH = 64
 
