@@ -3,8 +3,8 @@
     python tools/make_assets.py --weights OUT/RECIPE.safetensors --cifar cifar10.npz
 
 ``cifar10.npz`` is what tools/cifar10_from_npm.py writes; the weights are those of
-docs/decisions/embedded.md. Images are stored losslessly (WebP); the script reads everything back and compares. The same
-input gives the same bytes with the same versions of Pillow and numpy.
+docs/decisions/embedded.md. Images are stored losslessly (WebP); the script reads everything back
+and compares. The same input gives the same bytes with the same versions of Pillow and numpy.
 """
 
 import argparse
