@@ -10,13 +10,12 @@ from opentta.bench.plan.expand import expand
 from opentta.bench.plan.presets import load_preset
 from opentta.bench.store.results import Record
 from opentta.bench.tune import (
-    GRIDS,
     Trial,
     Tuned,
     parse_grid,
     points,
     rank,
-    rank_alphas,
+    rank_scores,
     stages_of,
     tune,
     tune_cells,
@@ -25,7 +24,7 @@ from opentta.bench.tune import (
     write_tuned,
 )
 from opentta.errors import ConfigError, OpenttaError
-from opentta.methods.ladder_affine import ALPHA_GRID
+from opentta.parts.two_heads import ALPHA_GRID
 
 ASKED = dict(download=False)
 
@@ -53,15 +52,14 @@ def test_every_method_has_a_grid_with_valid_values():
 
 def test_grids_hold_the_papers_rates_and_the_defaults():
     """So that the search can come to the paper's choice, and the store has that cell already."""
-    for setting in paper_hyperparameters():
-        grid = GRIDS.get(setting.method, [[{}]])[0]
-        stated = isinstance(setting.value, dict) and setting.name == "learning rate"
-        if stated:
-            assert setting.value["imagenet-c"] in [p["lr"] for p in points(grid)], setting
-    defaults = registry.method("ladder_affine").Config()
-    for stage in GRIDS["ladder_affine"][1:]:
-        ((name, values),) = stage[0].items()
-        assert getattr(defaults, name) in values
+    for stated in paper_hyperparameters():
+        if isinstance(stated.value, dict) and stated.name == "learning rate":
+            first = registry.method(stated.method).grid[0]
+            assert stated.value["imagenet-c"] in [p["lr"] for p in points(first)], stated
+    for cls in map(registry.method, ("ladder_affine", "steady")):
+        for stage in cls.grid[1:]:
+            ((name, values),) = stage[0].items()
+            assert getattr(cls.Config(), name) in values
 
 
 def test_the_protocol_is_textures_under_gaussian_noise():
@@ -146,14 +144,13 @@ def test_stages_keep_what_the_stage_before_chose():
 
 
 @pytest.mark.parametrize(
-    ("base", "used", "idle"),
-    [("table1", "ood_margin", "ood_quantile"), ("imagenet-mini", "ood_quantile", "ood_margin")],
+    ("method", "used", "idle"),
+    [("ladder_affine", "ood_margin", "ood_quantile"), ("steady", "ood_quantile", "ood_margin")],
 )
-def test_a_threshold_that_the_base_does_not_use_is_not_searched(base, used, idle):
+def test_a_threshold_that_a_method_does_not_use_is_not_searched(method, used, idle):
     """Five equal cells would be run, and the first of them written down as the winner."""
     runs = Runs(lambda config: 0.5)
-    preset = tune_preset("ladder_affine", base)
-    found = tune(preset, stages_of("ladder_affine"), runs, **ASKED)
+    found = tune(tune_preset(method), stages_of(method), runs, **ASKED)
     searched = {name for trial in found.trials for name in trial.settings}
     assert used in searched and idle not in searched
 
@@ -184,8 +181,8 @@ def test_alpha_is_run_where_h_is_a_mean_over_domains():
     curve = [0.5] * len(ALPHA_GRID)
     one = [record_of(cells[0], 0.5, auroc_by_alpha=curve, domains={"a": {}})]
     two = [record_of(cells[0], 0.5, auroc_by_alpha=curve, domains={"a": {}, "b": {}})]
-    assert len(rank_alphas(cells, one)) == len(ALPHA_GRID)
-    assert rank_alphas(cells, two) is None
+    assert len(rank_scores(cells, one)) == len(ALPHA_GRID)
+    assert rank_scores(cells, two) is None
 
 
 def search(method="sar", base="table1", limit=None, **protocol):
@@ -257,7 +254,7 @@ def test_every_kind_of_value_can_be_written(tmp_path):
     [
         (lambda: parse_grid(["lr"]), "expected FIELD=VALUE,VALUE"),
         (lambda: parse_grid(["lr=1,,2"]), "expected FIELD=VALUE,VALUE"),
-        (lambda: stages_of("source"), "no grid is declared for source.*Declared: tent"),
+        (lambda: stages_of("source"), "source declares no grid to search; give one"),
         (lambda: stages_of("sra"), "did you mean 'sar'"),
         (lambda: stages_of("sar", {"lrr": (1,)}), "unknown field of sar 'lrr'"),
         (lambda: stages_of("sar", {"lr": ("high",)}), "sar.lr: expected float"),

@@ -32,7 +32,7 @@ def test_the_tail_is_the_end_of_the_stream_whatever_the_batches(sizes):
 
 
 def test_tokens_are_those_of_the_adapted_network_with_its_edits(images):
-    adapter = opentta.adapt(tiny_vit(), "ladder_affine", lr_affine=0.5, margin=2.0, balance=0.0)
+    adapter = opentta.adapt(tiny_vit(), "ladder_affine", lr_affine=0.5, margin=2.0)
     fresh = class_tokens(adapter, [images], (0, 4))
     for _ in range(3):
         adapter(images)
