@@ -66,8 +66,8 @@ class Geometry:
             if (height, width) != (self.size, self.size):
                 raise DataError(
                     f"expected an image stored at {self.size}x{self.size}, got {height}x{width} "
-                    f"(height x width); use a preprocessing of that size, such as paper(size={height}), "
-                    "or correct(), which resizes"
+                    f"(height x width); use a preprocessing of that size, such as "
+                    f"paper(size={height}), or correct(), which resizes"
                 )
             return pixels
         if self.mode == "crop":
