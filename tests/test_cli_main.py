@@ -79,7 +79,6 @@ def test_a_mistyped_command_gets_a_hint(typed):
         *(("bench", "--dry-run", f"--{name}") for name in ("seeds", "set")),
         *(("tune", "sar", f"--{name}") for name in ("grid", "corruptions", "severities", "seeds")),
         ("data", "check", ".", "--datasets"),
-        *(("data", "corrupt", "here", "there", f"--{name}") for name in ("corruption", "severity")),
     ],
     ids=" ".join,
 )

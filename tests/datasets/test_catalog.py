@@ -204,7 +204,7 @@ def test_cifar_c_is_checked_by_its_files(tmp_path):
 
 
 def test_a_root_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="not a folder"):
         check(tmp_path / "nowhere")
 
 

@@ -48,7 +48,7 @@ def far(make_tree):
 
 
 def spec(**fields):
-    fields = {"batch_size": 4, "preset": SMALL, **fields}
+    fields = {"batch_size": 4, "preprocessing": SMALL, **fields}
     return StreamSpec(Share("known"), (Share("near"), Share("far")), **fields)
 
 
@@ -87,7 +87,7 @@ def test_two_readers_see_the_identical_stream(stream):
     first = list(stream)
     torch.manual_seed(2)  # a method that draws random numbers
     np.random.default_rng(0).random(5)
-    second = list(Stream(stream.spec, stream._sources[0], stream._sources[1:]))
+    second = list(Stream(stream.spec, stream._pools[0], stream._pools[1:]))
     assert len(first) == len(second) == len(stream)
     assert all(map(same, first, second))
 
@@ -172,7 +172,12 @@ def test_the_pixels_are_those_of_the_file(known, near, far):
 
 def test_the_order_depends_on_seed_corruption_and_ood_set(known, near, far):
     def order(source=OnTheFly(known), ood=(near,), **fields):
-        fields = {"segments": separate(["contrast"]), "preset": SMALL, "batch_size": 16, **fields}
+        fields = {
+            "segments": separate(["contrast"]),
+            "preprocessing": SMALL,
+            "batch_size": 16,
+            **fields,
+        }
         shares = tuple(Share(o.name) for o in ood)
         return next(iter(Stream(StreamSpec(Share("known"), shares, **fields), source, ood)))
 
@@ -227,7 +232,7 @@ def test_a_mixed_segment_tells_each_sample_s_corruption(known, near):
     assert set(domains) == {"clean", *(f"{n}/5" for n in names)}  # the OOD set stays clean
     place = batch.index.tolist().index(0)
     name, _ = domains[place].split("/")
-    images = stream._part(0).sets[0]
+    images = stream._samples_of(0).sets[0]
     assert images.reader.corruption == name
     expected = torch.from_numpy(images.read(0)).permute(2, 0, 1) / 255
     assert torch.equal(batch.images[place], expected)
@@ -257,7 +262,7 @@ def test_an_ood_set_can_carry_the_same_corruption(known, near):
 )
 def test_first_n_all_or_a_ratio(known, near, share, taken):
     stream = Stream(StreamSpec(Share("known"), (share,), preprocessing=SMALL), known, [near])
-    assert stream._part(0).sets[1].keys == tuple(f"{i}.png" for i in taken)
+    assert stream._samples_of(0).sets[1].keys == tuple(f"{i}.png" for i in taken)
 
 
 def test_a_random_share_is_the_same_under_every_corruption(known):
@@ -268,10 +273,10 @@ def test_a_random_share_is_the_same_under_every_corruption(known):
         preprocessing=SMALL,
     )
     stream = Stream(row, OnTheFly(known))
-    assert stream._part(0).sets[0].keys == stream._part(1).sets[0].keys
-    assert stream._part(0).sets[0].keys != known.keys[:4]
+    assert stream._samples_of(0).sets[0].keys == stream._samples_of(1).sets[0].keys
+    assert stream._samples_of(0).sets[0].keys != known.keys[:4]
     other = Stream(replace(row, seed=1), OnTheFly(known))
-    assert other._part(0).sets[0].keys != stream._part(0).sets[0].keys
+    assert other._samples_of(0).sets[0].keys != stream._samples_of(0).sets[0].keys
 
 
 def test_a_share_that_is_too_large_says_how_many_there_are(known, near):

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, subcommand
+from tyro.conf import Positional
 
 from opentta.cli.console import PLAIN, Names, make_console, option
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DataCheck:
-    """Say which data sets of the paper are below ROOT, and what is missing.
+class Data:
+    """Look after data sets: `check` says which of the paper's are below ROOT, and what is missing.
 
     For each: found, incomplete or missing; how many images and classes; how many files cannot
     be read; the exact folder it must have; and where it is published. The exit status is 0 when
     the check ran, whatever it found.
     """
+
+    command: Annotated[Positional[Literal["check"]], option("check")]
+    """What to do."""
 
     root: Annotated[Positional[Path], option("ROOT")]
     """Folder that holds the data sets."""
@@ -61,17 +64,6 @@ class DataCheck:
             )
         _print_findings(console, self.root, findings, self.full)
         return 0
-
-
-@dataclass(frozen=True)
-class Data:
-    """Look after data sets: check what is there."""
-
-    command: Annotated[DataCheck, subcommand("check")]
-
-    def run(self) -> int:
-        """Run the chosen subcommand."""
-        return self.command.run()
 
 
 def _print_findings(console: Any, root: Path, findings: Sequence[Finding], full: bool) -> None:

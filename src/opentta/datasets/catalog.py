@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from opentta.datasets.arrays import CifarC, cifar10, cifar100, svhn
 from opentta.datasets.corrupting import OnTheFly, PartlyMade
@@ -15,8 +15,10 @@ from opentta.datasets.imagenet import imagenet_a, imagenet_c, imagenet_folder, i
 from opentta.datasets.lists import listed_images, visda2021
 from opentta.datasets.sets import ImagePool, ImageSet
 from opentta.datasets.spec import Share, StreamSpec
-from opentta.datasets.stream import Stream
 from opentta.errors import DataError, unknown
+
+if TYPE_CHECKING:
+    from opentta.datasets.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,8 @@ def open_stream(
 
     An OOD set stays clean under a corruption unless its name ends in ``-c``.
     """
+    from opentta.datasets.stream import Stream  # imports torch, which a check does without
+
     known = open_share(spec.id, root)
     ood = [_clean(open_share(share, root)) for share in spec.ood]
     return Stream(spec, known, ood, workers=workers, cache=cache, start_method=start_method)

@@ -18,7 +18,7 @@ from opentta.bench.store.results import Store
 from opentta.config import make_config
 from opentta.datasets.corruptions import CORRUPTIONS
 from opentta.errors import ConfigError
-from opentta.methods.ladder_affine import PAPER_DIM, RATES
+from opentta.parts.two_heads import PAPER_DIM, RATES
 
 VIT_B = "vit_base_patch16_224.augreg_in21k_ft_in1k"
 VIT_L = "vit_large_patch16_224.augreg_in21k_ft_in1k"
