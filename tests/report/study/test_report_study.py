@@ -118,7 +118,7 @@ def test_unplanned_cells_of_one_place_are_never_averaged(tmp_path):
     records += [record_of(place, cell=other, metrics={"acc": 0.75})]
     section = load_study(write_records(tmp_path / "s", records)).sections[0]
     column = section.columns[0]
-    values = {one.label: section.value(one, column, 5, "acc").mean for one in section.lines}
+    values = {one.label: section.value(one, column, 5, "acc").mean for one in section.rows}
     assert values == {"tent (lr=0.001)": 0.25, "tent (lr=0.5)": 0.75}
 
 
@@ -126,7 +126,7 @@ def test_a_cell_of_another_device_is_told_apart_too(tmp_path):
     place = places(rows=("tent",), oods=("textures",), corruptions=("fog",), seeds=(1,))[0]
     records = [record_of(place, cell=cell_of(place, device=name)) for name in ("cpu", "cuda")]
     section = load_study(write_records(tmp_path / "s", records)).sections[0]
-    assert [line.label for line in section.lines] == ["tent (device=cpu)", "tent (device=cuda)"]
+    assert [line.label for line in section.rows] == ["tent (device=cpu)", "tent (device=cuda)"]
 
 
 @pytest.mark.parametrize(
@@ -169,20 +169,20 @@ def test_samples_are_there_or_none(tmp_path):
     one = lambda p: p.seed == 2024 and p.corruption == "fog"  # noqa: E731
     store = make_store(tmp_path / "s", sampled=one)
     study = load_study(store)
-    kept = [record for record in study.records if study.has_samples(record)]
+    kept = [record for record in study.records if study.side.has_samples(record)]
     assert len(kept) == 8
-    assert len(study.samples(kept[0])) == 240
-    assert study.extras(kept[0])["thumb_offset"].shape == (25,)
+    assert len(study.side.samples(kept[0])) == 240
+    assert study.side.extras(kept[0])["thumb_offset"].shape == (25,)
     bare = next(record for record in study.records if not record.has_samples)
-    assert study.samples(bare) is None and study.extras(bare) == {}
+    assert study.side.samples(bare) is None and study.side.extras(bare) == {}
     (store / "samples" / f"{kept[0].hash}.npz").unlink()  # copied without its side files
-    assert study.samples(kept[0]) is None and study.extras(kept[0]) == {}
+    assert study.side.samples(kept[0]) is None and study.side.extras(kept[0]) == {}
 
 
 def test_a_store_of_one_cell(tmp_path):
     place = places(rows=("tent",), oods=("textures",), corruptions=("fog",), seeds=(1,))
     section = load_study(make_store(tmp_path / "s", place)).sections[0]
-    value = section.value(section.lines[0], section.columns[0], 5, "acc")
+    value = section.value(section.rows[0], section.columns[0], 5, "acc")
     assert (value.std, value.seeds, value.mark) == (None, 1, "")
     assert [column.label for column in section.columns] == ["textures"]
 
@@ -191,7 +191,7 @@ def test_a_store_of_failures_alone(tmp_path):
     records = [failed_record(place) for place in places()]
     section = load_study(write_records(tmp_path / "s", records)).sections[0]
     assert len(section.failed) == 48 and section.records == ()
-    value = section.value(section.lines[0], section.columns[0], 5, "acc")
+    value = section.value(section.rows[0], section.columns[0], 5, "acc")
     assert value.state == "failed"
 
 

@@ -1,20 +1,23 @@
 """How every figure looks: ink, colours that colour-blind readers can tell apart, and text.
 
-A row is told by colour *and* by marker, dash and hatch, so that a figure survives a grey printer.
-Text is DejaVu Sans, which matplotlib brings along: the same figure on every machine.
+Rows differ in colour *and* in marker, dash and hatch, so that a figure survives a grey printer.
+Text is DejaVu Sans, which comes with matplotlib: the same figure on every machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import matplotlib
 
+from opentta.report.study.values import SOURCE
+
 INK = "#1b1f24"
-"""Text, axes and the source model; the page replaces it by the colour of its own text."""
+"""Text, axes and the source model; the page uses the colour of its own text instead."""
 QUIET = "#8a8f98"
 """Grid and guides: light enough on white, bright enough on black."""
 VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
@@ -46,47 +49,33 @@ class Look:
         return self.line(marker=self.marker, markersize=5, markeredgewidth=0, **more)
 
 
-def looks(rows: Iterable[str]) -> dict[str, Look]:
-    """A look for every row; the source model and the paper's method always have the same.
+def looks(rows: Iterable[str], highlight: str = "") -> dict[str, Look]:
+    """A look for every row; the source model and the highlighted row always have the same.
 
     Example:
-        >>> found = looks(["source", "tent", "ladder_affine"])
-        >>> found["source"].color == INK, found["ladder_affine"].marker
+        >>> found = looks(["source", "tent", "mine"], highlight="mine")
+        >>> found["source"].color == INK, found["mine"].marker
         (True, '*')
     """
-    out: dict[str, Look] = {}
-    place = 0
-    for row in dict.fromkeys(rows):
-        if row == "source":
-            out[row] = Look(INK, "o", (0, (1.5, 1.5)), "")
-        elif row == "ladder_affine":
-            out[row] = Look(VERMILLION, "*", "solid", "////")
-        else:
-            out[row] = Look(
-                _COLORS[place % len(_COLORS)],
-                _MARKERS[place % len(_MARKERS)],
-                _DASHES[place % len(_DASHES)],
-                _HATCHES[place % len(_HATCHES)],
-            )
-            place += 1
-    return out
+    styles = zip(cycle(_COLORS), cycle(_MARKERS), cycle(_DASHES), cycle(_HATCHES), strict=False)
+    fixed = {
+        highlight: Look(VERMILLION, "*", "solid", "////"),
+        SOURCE: Look(INK, "o", (0, (1.5, 1.5)), ""),
+    }
+    return {row: fixed.get(row) or Look(*next(styles)) for row in dict.fromkeys(rows)}
 
 
 @contextmanager
 def drawing(*, bold: bool = False) -> Iterator[None]:
-    """Matplotlib's settings for the length of a block; outside they stay as they were.
+    """Matplotlib's settings within a block; outside they stay as they were.
 
     ``bold`` titles are for the page: in a PDF a second font costs a quarter of its time.
     """
-    settings: Any = {
-        **_SETTINGS,
-        "axes.titleweight": "bold" if bold else "normal",
-    }  # its type would be every key that matplotlib knows
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context({**_SETTINGS, "axes.titleweight": "bold" if bold else "normal"}):
         yield
 
 
-_SETTINGS: Mapping[str, Any] = {
+_SETTINGS: Any = {  # its type would be every key that matplotlib knows
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
