@@ -21,6 +21,10 @@ from opentta.report.study.study import load_study
 from opentta.report.study.values import mean_value
 
 
+def names_of(section):
+    return tuple(row.name for row in section.rows)
+
+
 def plan_of(cells, preset="table1", **fields):
     return Plan(preset, cells=tuple(settled(place) for place in cells), **fields)
 
@@ -28,7 +32,7 @@ def plan_of(cells, preset="table1", **fields):
 def test_rows_columns_and_seeds_have_the_order_of_the_plan(tmp_path):
     cells = places(rows=("sar", "source"), oods=("sun", "places"), seeds=(3, 1))
     section = load_study(make_store(tmp_path / "s", cells)).sections[0]
-    assert section.rows == ("sar", "source")
+    assert names_of(section) == ("sar", "source")
     assert [column.label for column in section.columns] == ["sun", "places", "average"]
     assert section.seeds == (1, 3)
     assert section.corruptions == ("gaussian_noise", "fog", "jpeg_compression")
@@ -38,7 +42,7 @@ def test_rows_columns_and_seeds_have_the_order_of_the_plan(tmp_path):
 def test_the_largest_plan_sets_the_order(tmp_path):
     store = make_store(tmp_path / "s", places(rows=("sar",)))
     add_plan(store, plan_of(places(rows=("source", "tent", "sar"))))
-    assert load_study(store).sections[0].rows == ("source", "tent", "sar")
+    assert names_of(load_study(store).sections[0]) == ("source", "tent", "sar")
 
 
 def test_planned_cells_that_are_not_stored_are_missing_and_failed_ones_have_a_reason(tmp_path):
@@ -98,7 +102,7 @@ def test_cells_that_no_plan_names_are_shown_apart(tmp_path):
     write_records(store, [record_of(place) for place in places(rows=("tent",))])
     study = load_study(store)
     assert [section.preset for section in study.sections] == ["table1", "other"]
-    assert study.sections[1].rows == ("tent",) and not study.sections[1].planned
+    assert names_of(study.sections[1]) == ("tent",) and not study.sections[1].planned
 
 
 def test_a_store_without_plans_is_grouped_by_preset(tmp_path):
@@ -106,7 +110,7 @@ def test_a_store_without_plans_is_grouped_by_preset(tmp_path):
     records += [record_of(place, preset="a") for place in places(rows=("sar",))]
     study = load_study(write_records(tmp_path / "s", records))
     assert [section.preset for section in study.sections] == ["a", "b"]
-    assert study.sections[1].rows == ("source", "tent")  # order of the library, not of arrival
+    assert names_of(study.sections[1]) == ("source", "tent")  # order of the library, not of arrival
     assert study.sections[1].missing == ()
 
 

@@ -34,7 +34,7 @@ def cost_figure(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Figure |
     title = "H-score against cost"
     points, rows, without = [], [], []
     for row in scope.rows:
-        cost = scope.section.effort(row, "cost", scope.severity)
+        cost = scope.section.effort(row, "cost", scope.severity).mean
         score = scope.scores[row].mean
         if math.isnan(cost) or math.isnan(score) or cost <= 0:
             without.append(row.label)

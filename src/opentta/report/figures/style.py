@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -28,6 +29,7 @@ SALT = "opentta"
 _COLORS = (BLUE, GREEN, PURPLE, ORANGE, SKY, QUIET)
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES = ((0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2)), (0, (2, 1.5)))
+_SETTINGS = Path(__file__).with_name("figures.mplstyle")
 _HATCHES = ("//", "..", "\\\\", "xx", "--", "++")
 
 
@@ -71,46 +73,5 @@ def drawing(*, bold: bool = False) -> Iterator[None]:
 
     ``bold`` titles are for the page: in a PDF a second font costs a quarter of its time.
     """
-    with matplotlib.rc_context({**_SETTINGS, "axes.titleweight": "bold" if bold else "normal"}):
+    with matplotlib.rc_context({"axes.titleweight": "bold" if bold else "normal"}, _SETTINGS):
         yield
-
-
-_SETTINGS: Any = {  # its type would be every key that matplotlib knows
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "axes.unicode_minus": True,
-    "grid.color": QUIET,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "legend.handlelength": 2.6,
-    "hatch.linewidth": 0.7,
-    "lines.solid_capstyle": "round",
-    "text.parse_math": False,
-    "text.usetex": False,
-    "pdf.fonttype": 42,
-    "pdf.compression": 6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": SALT,
-    "path.simplify": True,
-    "figure.constrained_layout.use": False,
-    "savefig.facecolor": "auto",
-}

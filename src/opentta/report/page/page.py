@@ -60,11 +60,6 @@ class Chapter:
     cells: tuple[tuple[str, ...], ...]
 
     @property
-    def title(self) -> str:
-        """Heading of the section."""
-        return self.table.title
-
-    @property
     def single(self) -> list[Figure]:
         """Figures of one panel: two of them stand side by side."""
         return [figure for figure in self.figures if len(figure.panels) == 1]
@@ -193,7 +188,7 @@ def _configs(section: Section) -> tuple[RowConfig, ...]:
 
 
 def _values(values: Iterable[Any]) -> str:
-    return " | ".join(dict.fromkeys(short(value) for value in values))
+    return " | ".join(dict.fromkeys(short(value, exact=False) for value in values))
 
 
 def _cell(entry: Entry) -> tuple[str, ...]:

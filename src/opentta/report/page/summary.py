@@ -119,7 +119,7 @@ def tiles(sections: Sequence[Section]) -> list[Tile]:
         if gain is not None and scope.source is not None and scope.source not in leaders:
             source = f"points; source has {_percent(scope.scores[scope.source])}"
             out.append(Tile("Gain over source", fixed(gain, sign="+"), source))
-        cost = scope.section.effort(best, "cost", scope.severity)
+        cost = scope.section.effort(best, "cost", scope.severity).mean
         if not math.isnan(cost):
             out.append(Tile("Cost", f"{fixed(cost)}×", "a plain forward, median over cells"))
     counted = [section for section in sections if not section.published] or sections

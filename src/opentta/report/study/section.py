@@ -22,7 +22,6 @@ from opentta.report.study.values import (
     mean_value,
     reading,
     row_of,
-    seed_means,
 )
 
 
@@ -160,11 +159,6 @@ class Section:
         pools = [self.pool(row, ood, severity) for ood in column.oods]
         return mean_value(pools, self._reader(measure, column))
 
-    def per_seed(self, row: Row, column: Column, severity: int, measure: str) -> dict[int, float]:
-        """What ``value`` is the mean of: seed -> value; seeds without a result are left out."""
-        pools = [self.pool(row, ood, severity) for ood in column.oods]
-        return seed_means(pools, self._reader(measure, column))
-
     def by_corruption(
         self, row: Row, column: Column, severity: int, measure: str
     ) -> dict[str, Value]:
@@ -194,15 +188,21 @@ class Section:
             if each.record is not None and each.ok and not self._against(each.record, column)
         )
 
-    def effort(self, row: Row, measure: str, severity: int | None = None) -> float:
-        """Median over cells of one of ``COSTS``; NaN where none has it."""
-        found = [
-            reading(each.record, measure)
-            for each in self.pool(row, severity=severity)
-            if each.record is not None and each.ok
-        ]
+    def effort(self, row: Row, measure: str, severity: int) -> Value:
+        """One of ``COSTS``: the median over the cells that have it."""
+        entries = self.pool(row, severity=severity)
+        done = [each for each in entries if each.ok]
+        found = [reading(each.record, measure) for each in done if each.record]
         known = [value for value in found if not math.isnan(value)]
-        return float(np.median(known)) if known else math.nan
+        return Value(
+            mean=float(np.median(known)) if known else math.nan,
+            std=None,
+            seeds=len({each.place.seed for each in done}),
+            seeds_asked=len({each.place.seed for each in entries}),
+            done=len(done),
+            asked=len(entries),
+            failed=sum(each.state == "failed" for each in entries),
+        )
 
     def _reader(self, measure: str, column: Column, domain: str = "") -> Callable[[Record], float]:
         """How a record is read; ``domain`` with a slash is one of several in its stream."""

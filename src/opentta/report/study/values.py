@@ -231,16 +231,16 @@ def percent(share: float, sign: str = "") -> str:
     return fixed(100 * share, sign=sign)
 
 
-def short(value: Any) -> str:
-    """A setting as text: every digit, but no more than it needs.
+def short(value: Any, exact: bool = True) -> str:
+    """A setting as text; where not ``exact``, six digits are enough.
 
     Example:
-        >>> short(1.0), short(0.1234567), short((0.9, 0.999)), short("adam")
-        ('1', '0.1234567', '0.9 0.999', 'adam')
+        >>> short(1.0), short(0.1234567), short(0.1234567, exact=False), short((0.9, 0.999))
+        ('1', '0.1234567', '0.123457', '0.9 0.999')
     """
     if isinstance(value, list | tuple):
-        return " ".join(short(item) for item in value)
-    if isinstance(value, float) and float(f"{value:g}") == value:
+        return " ".join(short(item, exact) for item in value)
+    if isinstance(value, float) and not (exact and float(f"{value:g}") != value):
         return f"{value:g}"
     return str(value)
 

@@ -57,7 +57,6 @@ def to_latex(table: Table) -> str:
     r"""The table as a float.
 
     Example:
-        >>> from opentta.report.tables.table import Table
         >>> print(to_latex(Table("mini", "A title", "Per cent.", (), ())))
         % needs \usepackage{booktabs} and \usepackage{graphicx}
         \begin{table*}[t]

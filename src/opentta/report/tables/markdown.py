@@ -13,7 +13,6 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
     """The table with its notes; with a section also its provenance and how to run it again.
 
     Example:
-        >>> from opentta.report.tables.table import Table
         >>> print(to_markdown(Table("mini", "A title", "Per cent.", (), ())))
         ## A title
         <BLANKLINE>

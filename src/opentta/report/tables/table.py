@@ -10,11 +10,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from opentta.bench.paper.tables import PaperTable, PaperValue, paper_table, paper_tables
 from opentta.report.study.notes import caption, comparison_notes, paper_footnote, print_notes
 from opentta.report.study.section import Section
-from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Row, Value, fixed
+from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Row, fixed
 
 PRINTED = ("acc", "auroc", "h")
 """Measures of the paper's tables; the others are in the CSV and on the page."""
@@ -176,7 +177,6 @@ class Table:
     footnotes: tuple[str, ...] = ()  # the first has number 1
     notes: tuple[str, ...] = ()  # what is missing, mixed or not comparable
     print_notes: tuple[str, ...] = ()  # those that a reader in print needs
-    paper: str = ""  # title of the paper's table
 
     @property
     def several_blocks(self) -> bool:
@@ -208,12 +208,12 @@ class Table:
 def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
     """The table of a section: ``measures`` for each column, then cost and memory."""
     chosen = tuple(measures) or (("minutes", *PRINTED) if section.kind == "runtime" else PRINTED)
-    paper = _paper_of(section)
+    paper = paper_table(section.paper) if section.paper in paper_tables() else None
     headings = [Heading(name, column) for column in section.columns for name in chosen]
     headings += [Heading("cost"), Heading("memory")]
     footnotes: dict[str, int] = {}
     blocks = []
-    for backbone, id, severity in _block_keys(section):
+    for backbone, id, severity in product(section.backbones, section.ids, section.severities):
         rows = []
         for row in section.rows:
             if (row.backbone, row.id) != (backbone, id) or not section.pool(row, severity=severity):
@@ -225,7 +225,8 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
                     for cell, heading in zip(cells, headings, strict=True)
                 ]
             rows.append(TableRow(row, tuple(cells)))
-        blocks.append(Block(backbone, id, severity, _best(rows, headings)))
+        if rows:
+            blocks.append(Block(backbone, id, severity, _best(rows, headings)))
     return Table(
         preset=section.preset,
         title=section.title or section.preset,
@@ -235,46 +236,21 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
         footnotes=tuple(footnotes),
         notes=comparison_notes(section, paper),
         print_notes=print_notes(section, paper),
-        paper=paper.title if paper else "",
     )
-
-
-def _paper_of(section: Section) -> PaperTable | None:
-    return paper_table(section.paper) if section.paper in paper_tables() else None
-
-
-def _block_keys(section: Section) -> list[tuple[str, str, int]]:
-    """Backbones, ID sets and severities that occur together, in order."""
-    found = {(e.place.backbone, e.place.id, e.place.severity) for e in section.entries}
-    return [
-        (backbone, id, severity)
-        for backbone in section.backbones
-        for id in section.ids
-        for severity in section.severities
-        if (backbone, id, severity) in found
-    ]
 
 
 def _cell(section: Section, row: Row, heading: Heading, severity: int) -> TableCell:
     measure = MEASURES[heading.measure]
-    if heading.column is not None:
-        return cell_of(section.value(row, heading.column, severity, heading.measure), measure)
-    number = section.effort(row, heading.measure, severity)
-    if math.isnan(number):
-        states = {each.state for each in section.pool(row, severity=severity)}
-        state = "undefined" if "ok" in states else "failed" if "failed" in states else "missing"
-        return TableCell(state, decimals=measure.decimals)
-    return TableCell("ok", number * measure.scale, decimals=measure.decimals)
-
-
-def cell_of(value: Value, measure: Measure) -> TableCell:
-    """A value of the study in the units of the table."""
-    decimals = measure.decimals
+    if heading.column is None:  # a median stays what it is where cells are missing
+        value, mark = section.effort(row, heading.measure, severity), ""
+    else:
+        value = section.value(row, heading.column, severity, heading.measure)
+        mark = value.mark if value.done else ""
     if value.state not in ("ok", "partial"):
-        return TableCell(value.state, mark=value.mark if value.done else "", decimals=decimals)
+        return TableCell(value.state, mark=mark, decimals=measure.decimals)
+    state = "ok" if heading.column is None else value.state
     std = None if value.std is None else value.std * measure.scale
-    mean = value.mean * measure.scale
-    return TableCell(value.state, mean, std, value.mark, decimals=decimals)
+    return TableCell(state, value.mean * measure.scale, std, mark, decimals=measure.decimals)
 
 
 def compared(section: Section, paper: PaperTable, row: Row, severity: int) -> bool:

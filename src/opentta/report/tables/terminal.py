@@ -24,7 +24,6 @@ def print_table(table: Table, console: Console) -> None:
     """Print a table; columns that do not fit go into further tables below, each with the cost.
 
     Example:
-        >>> from opentta.report.tables.table import Table
         >>> print_table(Table("mini", "A title", "Per cent.", (), ()), Console(width=80))
         A title
         Per cent.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from opentta.bench.paper.tables import paper_table, paper_tables
+from opentta.bench.paper.tables import PaperValue, paper_table, paper_tables
 from opentta.metrics.summary import SHARES
 from opentta.report.study.section import Section
 from opentta.report.study.values import Row, reading, row_of
@@ -43,53 +43,40 @@ def _values(section: Section) -> Iterator[list[Any]]:
     table = paper_table(section.paper) if section.paper in paper_tables() else None
     columns = dict.fromkeys((*section.columns, *section.origins))
     measures = (*SHARES, "minutes") if section.kind == "runtime" else SHARES
+    headings = [Heading(measure, column) for column in columns for measure in measures]
     for row in section.rows:
         for severity in section.severities:
-            if not section.pool(row, severity=severity):
-                continue
-            where = [section.preset, *_identity(row)]
-            paper = table if table and compared(section, table, row, severity) else None
-            for column in columns:
-                ood = column.name or column.oods[0]
-                for measure in measures:
-                    value = section.value(row, column, severity, measure)
-                    scale = MEASURES[measure].scale
-                    mean = None if math.isnan(value.mean) else value.mean * scale
-                    printed = paper_cell(paper, row, Heading(measure, column)) if paper else None
-                    beside_ours: list[Any] = [None] * 6
-                    if printed is not None:
-                        gap = None
-                        if mean is not None and printed.believed is not None and value.complete:
-                            gap = mean - printed.believed
-                        mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
-                        beside_ours = [printed.value, printed.std, mark, printed.reason]
-                        beside_ours += [printed.corrected, gap]
-                    yield [
-                        *where,
-                        *(ood, column.group, severity, measure, _UNITS.get(measure, "%")),
-                        *(value.state, mean, None if value.std is None else value.std * scale),
-                        *(value.seeds, value.seeds_asked, value.done, value.asked, value.failed),
-                        *beside_ours,
-                    ]
-            yield from _effort(section, row, severity, where)
+            if section.pool(row, severity=severity):
+                paper = table if table and compared(section, table, row, severity) else None
+                for heading in (*headings, Heading("cost"), Heading("memory")):
+                    printed = paper_cell(paper, row, heading) if paper else None
+                    yield _value(section, row, severity, heading, printed)
 
 
-def _effort(section: Section, row: Row, severity: int, where: Sequence[Any]) -> Iterator[list[Any]]:
-    entries = section.pool(row, severity=severity)
-    done, failed = sum(e.ok for e in entries), sum(e.state == "failed" for e in entries)
-    seeds = {each.place.seed for each in entries}
-    for measure in ("cost", "memory"):
-        number = section.effort(row, measure, severity) * MEASURES[measure].scale
-        known = not math.isnan(number)
-        state = "ok" if known else "undefined" if done else "failed" if failed else "missing"
-        if known and done < len(entries):
-            state = "partial"
-        yield [
-            *where,
-            *("", "", severity, measure, _UNITS[measure], state, number if known else None, None),
-            *(len({e.place.seed for e in entries if e.ok}), len(seeds)),
-            *(done, len(entries), failed, *[None] * 6),
-        ]
+def _value(
+    section: Section, row: Row, severity: int, heading: Heading, printed: PaperValue | None
+) -> list[Any]:
+    measure, column, ood, group = heading.measure, heading.column, "", ""
+    if column is None:
+        value = section.effort(row, measure, severity)
+    else:
+        value = section.value(row, column, severity, measure)
+        ood, group = column.name or column.oods[0], column.group
+    scale = MEASURES[measure].scale
+    mean = None if math.isnan(value.mean) else value.mean * scale
+    beside: list[Any] = [None] * 6
+    if printed is not None:
+        gap = None
+        if mean is not None and printed.believed is not None and value.complete:
+            gap = mean - printed.believed
+        mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
+        beside = [printed.value, printed.std, mark, printed.reason, printed.corrected, gap]
+    return [
+        *(section.preset, *_identity(row), ood, group, severity, measure),
+        *(_UNITS.get(measure, "%"), value.state, mean),
+        *(None if value.std is None else value.std * scale, value.seeds, value.seeds_asked),
+        *(value.done, value.asked, value.failed, *beside),
+    ]
 
 
 def _cells(section: Section) -> Iterator[list[Any]]:
