@@ -60,7 +60,7 @@ def _bars(
         part = slice(start, start + room)
         plain = [_plain(name) for name in names[part]]
         own = {label: (look, values[part]) for label, (look, values) in series.items()}
-        return Panel("", lambda axes: draw_bars(axes, plain, own, "H-score (%)", room, top))
+        return Panel("", lambda axes: draw_bars(axes, plain, own, room, top))
 
     return tuple(panel(start) for start in range(0, len(names), room)), room
 
@@ -133,46 +133,29 @@ def draw_bars(
     axes: Axes,
     names: Sequence[str],
     series: Mapping[str, tuple[Look, Array]],
-    xlabel: str,
-    room: int = 0,
-    top: float | None = None,
+    room: int,
+    top: float,
 ) -> None:
-    """Horizontal bars: ``names`` from top to bottom, one bar per series for each.
+    """Horizontal bars of H-scores: ``names`` from top to bottom, one bar per series for each.
 
     Panels that are read together are given the same ``room`` (names) and ``top`` (of the axis).
     """
-    height = 0.8 / max(len(series), 1)
+    height = 0.8 / len(series)
     handles = []
     for number, (look, values) in enumerate(series.values()):
         middle = np.arange(len(names)) + (number - (len(series) - 1) / 2) * height
         lengths = np.nan_to_num(values)
         # two bars on top of each other: a pale one with a hatch loses the hatch in SVG
-        pale = axes.barh(middle, lengths, height * 0.92, color=look.color, alpha=0.3, linewidth=0)
-        edge = axes.barh(
-            middle,
-            lengths,
-            height * 0.92,
-            facecolor="none",
-            edgecolor=look.color,
-            hatch=look.hatch,
-            linewidth=0.8,
-        )
+        bar = partial(axes.barh, middle, lengths, height * 0.92)
+        pale = bar(color=look.color, alpha=0.3, linewidth=0)
+        edge = bar(facecolor="none", edgecolor=look.color, hatch=look.hatch, linewidth=0.8)
         handles.append((pale.patches[0], edge.patches[0]))
     axes.set_yticks(np.arange(len(names)), names)
-    axes.set_ylim(max(room, len(names)) - 0.45, -0.55)
-    if top is not None:
-        axes.set_xlim(0, 1.03 * top)
+    axes.set(ylim=(room - 0.45, -0.55), xlim=(0, 1.03 * top), xlabel="H-score (%)", title="")
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(xlabel)
-    axes.legend(
-        handles,
-        list(series),
-        ncols=min(len(series), 3),
-        loc="lower center",
-        bbox_to_anchor=(0.4, 1.0),
-    )
-    axes.set_title("")
+    columns = min(len(series), 3)
+    axes.legend(handles, list(series), ncols=columns, loc="lower center", bbox_to_anchor=(0.4, 1.0))
 
 
 def draw_heat(

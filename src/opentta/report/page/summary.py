@@ -13,9 +13,9 @@ from opentta.report.study.section import Section
 from opentta.report.study.values import Row, Value, fixed, percent, plural
 
 FEW = 1000
-"""Samples of a kind below which a cell is said to have few: its AUROC is good to some points."""
+"""ID or OOD samples below which a cell has few: its AUROC is then uncertain by points."""
 MOST_NAMED = 3
-"""Names in a row; of more, the first is named and the others are counted."""
+"""Names in a list; of more, the first is named and the others are counted."""
 
 
 @dataclass(frozen=True)
