@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
+from opentta.report.figures.figures import figures_of
 from opentta.report.page.page import render_page
 from opentta.report.study.study import load_study
 from opentta.report.tables.table import build_table
@@ -79,8 +80,14 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def text_of(path):
+    """The page of a store, figures included."""
+    study = load_study(path)
+    return render_page(study, figures_of(study))
+
+
 def page_of(path):
-    page = Page(render_page(load_study(path)))
+    page = Page(text_of(path))
     assert page.open == []
     return page
 
@@ -144,7 +151,7 @@ def expected(cells, method, oods, measure, severity=5, nest=lambda metrics: metr
 
 
 def cell(table, row, measure, column="", block=0):
-    heads = [(heading.group, heading.measure) for heading in table.headings]
+    heads = [(heading.top, heading.measure) for heading in table.headings]
     rows = {each.label: each for each in table.blocks[block].rows}
     return rows[row].cells[heads.index((column, measure))]
 

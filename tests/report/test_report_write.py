@@ -14,7 +14,7 @@ from opentta.cli import main
 from opentta.cli.report import Report
 from opentta.errors import ConfigError, UnknownNameError
 from opentta.report.study.study import load_study
-from opentta.report.write import file_names, write_report, write_tables
+from opentta.report.write import write_report, write_tables
 
 BLOCKED = """
 import sys
@@ -154,5 +154,5 @@ def test_presets_of_one_file_name_do_not_overwrite_each_other(tmp_path):
     for preset in ("a b", "a-b", "A-B"):
         make_store(store, places(rows=("sar",), seeds=(len(preset),)), preset=preset)
     study = load_study(store)
-    assert file_names(study) == ("a-b", "a-b-2", "A-B-3")
+    assert study.file_names == ("a-b", "a-b-2", "A-B-3")
     assert len(set(write_tables(study, tmp_path / "out"))) == 12

@@ -23,7 +23,7 @@ def write_report(
     only: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Write a report of a store (or of a study of it) and give its files.
+    """Write the report of a store (or of a study of it); gives its files.
 
     ``out`` is ``results/report`` when left out. ``only`` is one of ``PARTS``. The same store gives
     the same bytes, on any day.
@@ -55,21 +55,23 @@ def _write(study: Study, folder: Path, only: str | None, say: Callable[[str], No
     if only in (None, "tables"):
         say("tables")
         files += write_tables(study, folder)
+    if only == "tables":  # without matplotlib
+        return files
+    from opentta.report.figures.figures import figures_of, write_figures
+    from opentta.report.page.page import write_page
+
+    say("figures")
+    figures = figures_of(study)
     if only in (None, "figures"):
-        from opentta.report.figures.figures import write_figures
-
-        say("figures")
-        files += write_figures(study, folder)
+        files += write_figures(figures, folder)
     if only in (None, "page"):
-        from opentta.report.page.page import write_page
-
         say("page")
-        files += write_page(study, folder)
+        files += write_page(study, figures, folder)
     return files
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse, before anything is written, a folder that cannot be one.
+    """Refuse a path that cannot be a folder, before anything is written.
 
     Example:
         >>> import tempfile
@@ -91,7 +93,7 @@ def write_tables(study: Study, out: Path) -> list[Path]:
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for section, name in zip(study.sections, file_names(study), strict=True):
+    for section, name in zip(study.sections, study.file_names, strict=True):
         table = build_table(section)
         for ending, text in (
             (".md", to_markdown(table, section)),
@@ -103,24 +105,3 @@ def write_tables(study: Study, out: Path) -> list[Path]:
             path.write_text(text, encoding="utf-8", newline="\n")
             files.append(path)
     return files
-
-
-def file_names(study: Study) -> tuple[str, ...]:
-    """A name for the files of each section, in order; no two are equal."""
-    names: list[str] = []
-    for section in study.sections:
-        base, number = _slug(section.preset), 2
-        if section.published and any(
-            not o.published and o.preset == section.preset for o in study.sections
-        ):
-            base += "-published"
-        name = base
-        while name.lower() in (other.lower() for other in names):  # T is t on some disks
-            name, number = f"{base}-{number}", number + 1
-        names.append(name)
-    return tuple(names)
-
-
-def _slug(name: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)
-    return kept.strip("-") or "preset"

@@ -4,12 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from reading import Page, lines, mean, page_of
+from reading import Page, lines, mean, page_of, text_of
 from stores import make_store, places
 
 from opentta.bench.paper.tables import paper_value
-from opentta.report.page.page import render_page
-from opentta.report.study.study import load_study
 
 PAPER_SETS = ("textures", "places", "inaturalist", "sun")
 
@@ -99,7 +97,7 @@ def test_wrong_cells_of_the_paper_have_footnotes_that_exist(table, page):
 
 
 def test_nothing_points_outside_the_page_and_ids_are_unique(table, page):
-    text = render_page(load_study(table))
+    text = text_of(table)
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     inside = [a for a in page.addresses if not a.startswith(("#", "data:"))]

@@ -4,7 +4,7 @@ import pytest
 from browser import CHROMIUM, NO_CHROMIUM, Tab, chromium
 from stores import FIFTEEN, make_store, places
 
-from opentta.report.figures.chart import Chart
+from opentta.report.figures.figure import Figure
 from opentta.report.figures.figures import figures_of
 from opentta.report.page.page import write_page
 from opentta.report.study.study import load_study
@@ -59,7 +59,7 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def file(study, tmp_path_factory):
-    return write_page(study, tmp_path_factory.mktemp("out"))[0]
+    return write_page(study, figures_of(study), tmp_path_factory.mktemp("out"))[0]
 
 
 @pytest.fixture(params=[(1280, False), (1280, True), (375, False), (375, True)], ids=str)
@@ -90,7 +90,7 @@ def test_every_figure_is_there_with_a_size(tab, study):
         f"figure-{c.name}": len(c.panels)
         for group in figures_of(study)
         for c in group
-        if isinstance(c, Chart)
+        if isinstance(c, Figure)
     }
     seen = {}
     for name, width, height in tab.evaluate(SIZES):

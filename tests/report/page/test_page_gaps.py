@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reading import Page, lines, page_of
+from reading import Page, lines, page_of, text_of
 from stores import (
     CORRUPTIONS,
     FIFTEEN,
@@ -20,9 +20,9 @@ from stores import (
 
 from opentta.bench.store.plans import Plan, add_plan
 from opentta.metrics.samples import Samples
-from opentta.report.figures.figures import write_figures
+from opentta.report.figures.figures import figures_of, write_figures
 from opentta.report.page.gallery import Shot, gallery_of
-from opentta.report.page.page import render_page, write_page
+from opentta.report.page.page import write_page
 from opentta.report.study.study import load_study
 from opentta.report.write import write_report
 
@@ -105,7 +105,7 @@ def test_names_from_the_store_cannot_become_markup(tmp_path):
     evil = "<script>alert(1)</script>"
     cells = places(rows=("source", evil), oods=('"><img src=x>',), seeds=(1,), corruptions=("fog",))
     path = make_store(tmp_path / "s", cells, preset=evil, paper="", command=evil, notes=(evil,))
-    text = render_page(load_study(path))
+    text = text_of(path)
     assert evil not in text and "<img src=x>" not in text
     assert Page(text).text.count("alert(1)") > 3
 
@@ -128,11 +128,11 @@ def test_the_gallery_shows_the_stored_images_and_judges_them_by_the_95_per_cent_
     cells = places(rows=("source", "tent"), oods=("textures",), corruptions=("fog",), seeds=(1,))
     path = make_store(tmp_path / "s", cells, sampled=lambda place: True)
     study = load_study(path)
-    gallery = gallery_of(study)
+    gallery = gallery_of(study.sections, study.side)
     assert gallery.rows == ("source", "tent") and len(gallery.shots) == 48
     for record in study.records:
-        samples: Samples = study.samples(record)
-        extras = study.extras(record)
+        samples: Samples = study.side.samples(record)
+        extras = study.side.extras(record)
         known = np.sort(samples.ood_score[samples.label >= 0])
         threshold = known[int(np.ceil(0.95 * len(known))) - 1]
         shots = [s for s in gallery.shots if s.row == record.cell["method"]]
@@ -158,7 +158,8 @@ def test_lost_side_files_are_told_and_not_an_error(tmp_path):
 
 def test_a_page_of_many_cells_stays_small(tmp_path):
     cells = places(rows=("source", "tent", "sar"), corruptions=FIFTEEN, seeds=(1, 2, 3))
-    (path,) = write_page(load_study(make_store(tmp_path / "s", cells)), tmp_path / "out")
+    study = load_study(make_store(tmp_path / "s", cells))
+    (path,) = write_page(study, figures_of(study), tmp_path / "out")
     assert path.stat().st_size < 1_000_000 + 2_000 * len(cells)  # 1,620 cells: under 5 MB
 
 
@@ -188,7 +189,7 @@ def test_streams_of_several_sets_corruptions_and_none_all_make_a_page(tmp_path):
     assert page.tables["t-1-1"][0][1:] == ["ssb +2", "Effort", "near", "far"]
     assert {"t-4-1", "t-4-2"} <= set(page.tables)
     assert "no OOD set" in page.text
-    files = write_figures(load_study(path), tmp_path / "out")
+    files = write_figures(figures_of(load_study(path)), tmp_path / "out")
     names = {file.stem for file in files}
     assert {"near-roc", "joined-corruptions"} <= names
     assert any(name.endswith("imagenet-a-cost") for name in names)

@@ -4,12 +4,11 @@ import re
 from dataclasses import replace
 
 import numpy as np
-from reading import lines, mean, page_of
+from reading import lines, mean, page_of, text_of
 from stores import make_store, places, record_of, settled, write_records
 
 from opentta.bench.store.plans import Plan, add_plan
 from opentta.report.page.gallery import gallery_of
-from opentta.report.page.page import render_page
 from opentta.report.study.study import load_study
 
 
@@ -48,7 +47,7 @@ def test_one_seed_and_few_samples_are_said_in_the_headline(tmp_path):
 
 def summary_of(path):
     """What the summary shows before anything is opened."""
-    text = render_page(load_study(path))
+    text = text_of(path)
     shown = text[text.index('id="summary"') : text.index('id="tables"')]
     return re.sub(r"<details(?! open).*?</details>", "", shown, flags=re.S)
 
@@ -142,9 +141,10 @@ def test_live_and_published_cells_of_one_benchmark_stand_apart(tmp_path):
         assert row[7].split(" ")[0] == f"{np.mean(stored[row[0]]):.1f}"
     assert "Published with the package, not computed here. Per cent." in page.text
     assert "6 of 6" in page.text and "mini-full (published)" not in page.text
-    rows = gallery_of(load_study(path)).rows
-    assert rows == ("source", "tent", "source (published)", "tent (published)")
-    assert gallery_of(load_study(path)).shown == "tent"
+    study = load_study(path)
+    gallery = gallery_of(study.sections, study.side)
+    assert gallery.rows == ("source", "tent", "source (published)", "tent (published)")
+    assert gallery.shown == "tent"
 
 
 def test_a_headline_of_published_results_says_so(tmp_path):

@@ -15,7 +15,7 @@ def test_groups_of_one_stream_are_scored_apart(tmp_path):
     every = lambda place: True  # noqa: E731
     store = make_store(tmp_path / "s", cells, preset="open", paper="", groups=groups, sampled=every)
     table, raw = table_of(store, "open"), raw_cells(store)
-    assert [h.group for h in table.headings[::3]] == ["ssb +2", "near", "far", ""]
+    assert [h.top for h in table.headings[::3]] == ["ssb +2", "near", "far", ""]
     for group in groups:
         mean, std = expected(
             raw, "sar", ["ssb+ninco+textures"], "auroc", nest=lambda m, g=group: m["groups"][g]
@@ -23,11 +23,11 @@ def test_groups_of_one_stream_are_scored_apart(tmp_path):
         shown = cell(table, "sar", "auroc", group)
         assert (shown.value, shown.std) == (pytest.approx(mean), pytest.approx(std))
     origin = load_study(store).sections[0]
-    column = next(c for c in origin.origins if c.part == "ninco")
+    column = next(c for c in origin.origins if c.group == "ninco")
     mean, _ = expected(
         raw, "sar", ["ssb+ninco+textures"], "h", nest=lambda m: m["origins"]["ninco"]
     )
-    line = next(one for one in origin.lines if one.row == "sar")
+    line = next(one for one in origin.rows if one.name == "sar")
     assert origin.value(line, column, 5, "h").mean * 100 == pytest.approx(mean)
 
 
@@ -59,7 +59,7 @@ def test_a_run_without_groups_has_them_once_a_plan_names_some(tmp_path):
     store, cells, line = grouped(tmp_path / "s", None)
     assert "groups" not in line
     table = table_of(store, "open")
-    assert [h.group for h in table.headings[::3]] == ["ssb +2", *STREAM.split("+"), ""]
+    assert [h.top for h in table.headings[::3]] == ["ssb +2", *STREAM.split("+"), ""]
     groups = {"near": ["ninco"], "all": STREAM.split("+"), "far": ["ssb", "textures"]}
     add_plan(store, Plan("open", groups=groups, cells=tuple(settled(p) for p in cells)))
     table = table_of(store, "open")

@@ -8,8 +8,8 @@ from stores import cell_of, make_store, places, record_of, settled, write_record
 from opentta.bench.store.files import content_hash
 from opentta.bench.store.plans import Plan, add_plan
 from opentta.bench.store.results import Record
-from opentta.report.study.study import gaps, load_study
-from opentta.report.write import file_names
+from opentta.report.study.notes import gaps
+from opentta.report.study.study import load_study
 
 
 def plan_of(cells, preset="table1", **fields):
@@ -24,7 +24,7 @@ def test_the_later_plan_holds_and_older_cells_are_said_to_be_left_out(tmp_path):
     place = replace(cells[0], hash=content_hash(newer))
     add_plan(store, Plan("table1", cells=(place,)))
     section = load_study(store).sections[0]
-    value = section.value(section.lines[0], section.columns[0], 5, "acc")
+    value = section.value(section.rows[0], section.columns[0], 5, "acc")
     assert (value.mean, value.asked) == (0.125, 1)
     assert [each.place.hash for each in section.replaced] == [settled(cells[0]).hash]
     assert any("1 older cells are left out" in text for text in gaps(section))
@@ -39,7 +39,7 @@ def test_a_later_plan_whose_cell_is_not_there_yet_is_missing_not_the_old_value(t
     both = (replace(cells[0], hash="ffff"), replace(cells[1], hash=content_hash(newer)))
     add_plan(store, Plan("table1", cells=both))
     section = load_study(store).sections[0]
-    states = [section.value(line, section.columns[0], 5, "acc").state for line in section.lines]
+    states = [section.value(line, section.columns[0], 5, "acc").state for line in section.rows]
     assert states == ["missing", "ok"]
 
 
@@ -103,8 +103,8 @@ def test_live_and_published_plans_of_one_preset_never_share_a_section(tmp_path):
     make_store(store, places(rows=("source", "tent"), oods=("sun",), seeds=(1,)), preset="mini")
     study = load_study(store)
     assert [(s.preset, s.published) for s in study.sections] == [("mini", True), ("mini", False)]
-    assert study.section("mini").rows == ("source", "tent")
-    assert file_names(study) == ("mini-published", "mini")
+    assert [row.name for row in study.section("mini").rows] == ["source", "tent"]
+    assert study.file_names == ("mini-published", "mini")
 
 
 def test_cells_that_are_also_published_are_said_to_be(tmp_path):

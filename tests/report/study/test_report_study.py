@@ -21,6 +21,10 @@ from opentta.report.study.study import load_study
 from opentta.report.study.values import mean_value
 
 
+def names_of(section):
+    return tuple(row.name for row in section.rows)
+
+
 def plan_of(cells, preset="table1", **fields):
     return Plan(preset, cells=tuple(settled(place) for place in cells), **fields)
 
@@ -28,7 +32,7 @@ def plan_of(cells, preset="table1", **fields):
 def test_rows_columns_and_seeds_have_the_order_of_the_plan(tmp_path):
     cells = places(rows=("sar", "source"), oods=("sun", "places"), seeds=(3, 1))
     section = load_study(make_store(tmp_path / "s", cells)).sections[0]
-    assert section.rows == ("sar", "source")
+    assert names_of(section) == ("sar", "source")
     assert [column.label for column in section.columns] == ["sun", "places", "average"]
     assert section.seeds == (1, 3)
     assert section.corruptions == ("gaussian_noise", "fog", "jpeg_compression")
@@ -38,7 +42,7 @@ def test_rows_columns_and_seeds_have_the_order_of_the_plan(tmp_path):
 def test_the_largest_plan_sets_the_order(tmp_path):
     store = make_store(tmp_path / "s", places(rows=("sar",)))
     add_plan(store, plan_of(places(rows=("source", "tent", "sar"))))
-    assert load_study(store).sections[0].rows == ("source", "tent", "sar")
+    assert names_of(load_study(store).sections[0]) == ("source", "tent", "sar")
 
 
 def test_planned_cells_that_are_not_stored_are_missing_and_failed_ones_have_a_reason(tmp_path):
@@ -98,7 +102,7 @@ def test_cells_that_no_plan_names_are_shown_apart(tmp_path):
     write_records(store, [record_of(place) for place in places(rows=("tent",))])
     study = load_study(store)
     assert [section.preset for section in study.sections] == ["table1", "other"]
-    assert study.sections[1].rows == ("tent",) and not study.sections[1].planned
+    assert names_of(study.sections[1]) == ("tent",) and not study.sections[1].planned
 
 
 def test_a_store_without_plans_is_grouped_by_preset(tmp_path):
@@ -106,7 +110,7 @@ def test_a_store_without_plans_is_grouped_by_preset(tmp_path):
     records += [record_of(place, preset="a") for place in places(rows=("sar",))]
     study = load_study(write_records(tmp_path / "s", records))
     assert [section.preset for section in study.sections] == ["a", "b"]
-    assert study.sections[1].rows == ("source", "tent")  # order of the library, not of arrival
+    assert names_of(study.sections[1]) == ("source", "tent")  # order of the library, not of arrival
     assert study.sections[1].missing == ()
 
 
@@ -118,7 +122,7 @@ def test_unplanned_cells_of_one_place_are_never_averaged(tmp_path):
     records += [record_of(place, cell=other, metrics={"acc": 0.75})]
     section = load_study(write_records(tmp_path / "s", records)).sections[0]
     column = section.columns[0]
-    values = {one.label: section.value(one, column, 5, "acc").mean for one in section.lines}
+    values = {one.label: section.value(one, column, 5, "acc").mean for one in section.rows}
     assert values == {"tent (lr=0.001)": 0.25, "tent (lr=0.5)": 0.75}
 
 
@@ -126,7 +130,7 @@ def test_a_cell_of_another_device_is_told_apart_too(tmp_path):
     place = places(rows=("tent",), oods=("textures",), corruptions=("fog",), seeds=(1,))[0]
     records = [record_of(place, cell=cell_of(place, device=name)) for name in ("cpu", "cuda")]
     section = load_study(write_records(tmp_path / "s", records)).sections[0]
-    assert [line.label for line in section.lines] == ["tent (device=cpu)", "tent (device=cuda)"]
+    assert [line.label for line in section.rows] == ["tent (device=cpu)", "tent (device=cuda)"]
 
 
 @pytest.mark.parametrize(
@@ -169,20 +173,20 @@ def test_samples_are_there_or_none(tmp_path):
     one = lambda p: p.seed == 2024 and p.corruption == "fog"  # noqa: E731
     store = make_store(tmp_path / "s", sampled=one)
     study = load_study(store)
-    kept = [record for record in study.records if study.has_samples(record)]
+    kept = [record for record in study.records if study.side.has_samples(record)]
     assert len(kept) == 8
-    assert len(study.samples(kept[0])) == 240
-    assert study.extras(kept[0])["thumb_offset"].shape == (25,)
+    assert len(study.side.samples(kept[0])) == 240
+    assert study.side.extras(kept[0])["thumb_offset"].shape == (25,)
     bare = next(record for record in study.records if not record.has_samples)
-    assert study.samples(bare) is None and study.extras(bare) == {}
+    assert study.side.samples(bare) is None and study.side.extras(bare) == {}
     (store / "samples" / f"{kept[0].hash}.npz").unlink()  # copied without its side files
-    assert study.samples(kept[0]) is None and study.extras(kept[0]) == {}
+    assert study.side.samples(kept[0]) is None and study.side.extras(kept[0]) == {}
 
 
 def test_a_store_of_one_cell(tmp_path):
     place = places(rows=("tent",), oods=("textures",), corruptions=("fog",), seeds=(1,))
     section = load_study(make_store(tmp_path / "s", place)).sections[0]
-    value = section.value(section.lines[0], section.columns[0], 5, "acc")
+    value = section.value(section.rows[0], section.columns[0], 5, "acc")
     assert (value.std, value.seeds, value.mark) == (None, 1, "")
     assert [column.label for column in section.columns] == ["textures"]
 
@@ -191,7 +195,7 @@ def test_a_store_of_failures_alone(tmp_path):
     records = [failed_record(place) for place in places()]
     section = load_study(write_records(tmp_path / "s", records)).sections[0]
     assert len(section.failed) == 48 and section.records == ()
-    value = section.value(section.lines[0], section.columns[0], 5, "acc")
+    value = section.value(section.rows[0], section.columns[0], 5, "acc")
     assert value.state == "failed"
 
 

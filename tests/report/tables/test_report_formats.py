@@ -191,7 +191,7 @@ def test_csv_has_one_line_a_row_column_and_measure_with_every_digit(section):
     key = {"row": "source", "ood": "sun", "measure": "h"}
     one = next(line for line in values if key.items() <= line.items())
     column = next(c for c in section.columns if c.label == "sun")
-    value = section.value(section.lines[0], column, 5, "h")
+    value = section.value(section.rows[0], column, 5, "h")
     assert float(one["value"]) == value.mean * 100 and float(one["std"]) == value.std * 100
     assert float(one["difference"]) == float(one["value"]) - float(one["paper"])
     gone = {"row": "sar", "ood": "places", "measure": "acc"}

@@ -78,11 +78,11 @@ def test_wrong_cells_of_the_paper_are_footnoted(tmp_path):
         corrected.paper == paper_table("table1").value("ostta", "imagenet-c", "average", "h").value
     )
     assert corrected.difference == pytest.approx(corrected.value - 44.5)
-    assert "corrected 44.5" in table.footnotes[corrected.notes[0] - 1]
+    assert "corrected 44.5" in table.footnotes[corrected.footnotes[0] - 1]
     hopeless = cell(table, "cotta", "auroc", "sun")
     assert hopeless.paper == 50.1 and hopeless.difference is None
-    assert "No difference" in table.footnotes[hopeless.notes[0] - 1]
-    assert cell(table, "cotta", "acc", "sun").notes == ()
+    assert "No difference" in table.footnotes[hopeless.footnotes[0] - 1]
+    assert cell(table, "cotta", "acc", "sun").footnotes == ()
 
 
 def test_suspect_cells_of_the_paper_are_footnoted_too(tmp_path):
@@ -91,7 +91,7 @@ def test_suspect_cells_of_the_paper_are_footnoted_too(tmp_path):
     )
     table = table_of(make_store(tmp_path / "s", cells, preset="table4", paper="table4"), "table4")
     suspect = cell(table, "sar", "auroc", "sun")
-    assert "looks wrong" in table.footnotes[suspect.notes[0] - 1]
+    assert "looks wrong" in table.footnotes[suspect.footnotes[0] - 1]
     assert suspect.difference == pytest.approx(suspect.value - suspect.paper)
 
 
@@ -242,7 +242,7 @@ def test_per_corruption_values_are_those_of_the_lines(tmp_path):
     store = make_store(tmp_path / "s")
     section = load_study(store).sections[0]
     raw = raw_cells(store)
-    line = next(one for one in section.lines if one.row == "tent")
+    line = next(one for one in section.rows if one.name == "tent")
     found = section.by_corruption(line, section.columns[0], 5, "acc")
     assert list(found) == ["gaussian_noise", "fog", "jpeg_compression"]
     values = [raw["tent", "textures", "fog", 5, s]["metrics"]["acc"] for s in (2024, 2025)]
@@ -254,7 +254,7 @@ def test_a_stream_of_several_corruptions_gives_its_domains(tmp_path):
     cells = places(corruptions=("fog+snow",), seeds=(1,))
     section = load_study(make_store(tmp_path / "s", cells)).sections[0]
     raw = json.loads((tmp_path / "s" / "results.jsonl").read_text().splitlines()[1])
-    found = section.by_corruption(section.lines[0], section.columns[0], 5, "acc")
+    found = section.by_corruption(section.rows[0], section.columns[0], 5, "acc")
     assert {name: value.mean for name, value in found.items()} == {
         name: raw["metrics"]["domains"][name]["acc"] for name in ("fog/5", "snow/5")
     }

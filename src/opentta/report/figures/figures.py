@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from opentta.report.figures.chart import Chart, Omission
-from opentta.report.figures.charts_stream import stream_charts, token_charts
-from opentta.report.figures.charts_table import (
-    alpha_chart,
-    bars_chart,
-    cost_chart,
-    heat_chart,
-    sweep_chart,
-)
-from opentta.report.figures.figures_choice import ROWS, Scope, scopes
+from opentta.report.figures.corruptions import bars_figure, heat_figure
+from opentta.report.figures.cost import cost_figure
+from opentta.report.figures.figure import FOLDER, Figure, Omission
+from opentta.report.figures.stream import ROWS, stream_figures
 from opentta.report.figures.style import looks
-from opentta.report.study.study import Section, Study
-from opentta.report.write import file_names
+from opentta.report.figures.sweep import alpha_figure, settings_figure
+from opentta.report.figures.tokens import token_figures
+from opentta.report.study.scope import Scope, scopes
+from opentta.report.study.section import Section
+from opentta.report.study.study import Study, slug
 
-FOLDER = "figures"
 LIMIT = 14
-"""Figures of one report: a page that is seen, not searched, in a few seconds."""
+"""Figures of one report: more of them are searched, not seen."""
 
 
-def figures_of(study: Study) -> list[list[Chart | Omission]]:
+def figures_of(study: Study) -> list[list[Figure | Omission]]:
     """For each section its figures, and what is left out with the reason, in order."""
-    found: list[list[Chart | Omission]] = []
+    found: list[list[Figure | Omission]] = []
     names: set[str] = set()
-    for section, prefix in zip(study.sections, file_names(study), strict=True):
+    for section, prefix in zip(study.sections, study.file_names, strict=True):
         made = _of_section(study, section, prefix)
-        found.append([_named_apart(e, names) if isinstance(e, Chart) else e for e in made])
+        found.append([_named_apart(e, names) if isinstance(e, Figure) else e for e in made])
     kept = _kept(study, found)
     reason = f"a report has {LIMIT} figures at most; report on fewer presets at once"
     return [
         [
             Omission(f"{e.title}: {section.preset}", reason)
-            if isinstance(e, Chart) and e.name not in kept
+            if isinstance(e, Figure) and e.name not in kept
             else e
             for e in each
         ]
@@ -45,7 +41,16 @@ def figures_of(study: Study) -> list[list[Chart | Omission]]:
     ]
 
 
-def _kept(study: Study, found: Sequence[Sequence[Chart | Omission]]) -> set[str]:
+def write_figures(found: Iterable[Sequence[Figure | Omission]], out: Path) -> list[Path]:
+    """Write what ``figures_of`` found as ``out/figures/<name>.pdf`` and ``.png``; gives the files.
+
+    Equal stores give equal bytes.
+    """
+    figures = [each for section in found for each in section if isinstance(each, Figure)]
+    return [path for figure in figures for path in figure.save(out / FOLDER)]
+
+
+def _kept(study: Study, found: Sequence[Sequence[Figure | Omission]]) -> set[str]:
     """Names of the figures that are shown.
 
     First what only a preset of its own gives, then the first table, then cost in the others.
@@ -54,68 +59,56 @@ def _kept(study: Study, found: Sequence[Sequence[Chart | Omission]]) -> set[str]
     first = next((section for section in tables if not section.published), None)
     ranks: list[tuple[int, str]] = []
     for section, each in zip(study.sections, found, strict=True):
-        for chart in each:
-            if isinstance(chart, Chart):
+        for figure in each:
+            if isinstance(figure, Figure):
                 whole = section is first or section.kind != "table"
-                ranks.append((0 if whole else 1 if chart.name.endswith("cost") else 2, chart.name))
+                rank = 0 if whole else 1 if figure.name.endswith("cost") else 2
+                ranks.append((rank, figure.name))
     ranks.sort(key=lambda item: item[0])
     return {name for _, name in ranks[:LIMIT]}
 
 
-def write_figures(study: Study, out: Path) -> list[Path]:
-    """Write every figure as ``out/figures/<name>.pdf`` and ``.png``; gives the files.
-
-    Equal stores give equal bytes.
-    """
-    charts = [each for found in figures_of(study) for each in found]
-    return [path for each in charts if isinstance(each, Chart) for path in each.save(out / FOLDER)]
-
-
-def _named_apart(chart: Chart, taken: set[str]) -> Chart:
-    """The chart under a name that no other has, also where T is t."""
-    name, number = chart.name, 2
+def _named_apart(figure: Figure, taken: set[str]) -> Figure:
+    """The figure under a name that no other has, also where T is t."""
+    name, number = figure.name, 2
     while name.lower() in taken:
-        name, number = f"{chart.name}-{number}", number + 1
+        name, number = f"{figure.name}-{number}", number + 1
     taken.add(name.lower())
-    return replace(chart, name=name)
+    return replace(figure, name=name)
 
 
-def _of_section(study: Study, section: Section, name: str) -> list[Chart | Omission]:
+def _of_section(study: Study, section: Section, name: str) -> list[Figure | Omission]:
     found = scopes(section)
-    out: list[Chart | Omission] = []
-    for place, scope in enumerate(found):
+    out: list[Figure | Omission] = []
+    for number, scope in enumerate(found):
         prefix = f"{name}-"
         if len(found) > 1:
-            prefix += f"{_slug(scope.backbone)}-{_slug(scope.id)}-"
-        out += _of_scope(study, scope, prefix, first=place == 0)
+            prefix += f"{slug(scope.backbone)}-{slug(scope.id)}-"
+        out += _of_scope(study, scope, prefix, first=number == 0)
     return out
 
 
-def _of_scope(study: Study, scope: Scope, prefix: str, first: bool) -> list[Chart | Omission]:
+def _of_scope(study: Study, scope: Scope, prefix: str, first: bool) -> list[Figure | Omission]:
     shown = scope.chosen(ROWS)  # first, as they must differ most
-    look = looks(line.label for line in (*shown, *scope.lines))
+    look = looks((row.label for row in (*shown, *scope.rows)), scope.rows[-1].label)
     kind = scope.section.kind
     if kind == "lambda":
-        return [sweep_chart(scope, prefix)]
+        return [settings_figure(scope, prefix)]
     if kind == "tsne":
-        return token_charts(study, scope, prefix)
+        return token_figures(study.side, scope, prefix)
     if kind == "runtime":
-        return [cost_chart(scope, prefix, look)]
+        return [cost_figure(scope, prefix, look)]
     if kind == "tune":
         return []
     if kind == "alpha":
-        return [alpha_chart(scope, prefix, look)]
-    out: list[Chart | Omission] = []
+        return [alpha_figure(scope, prefix, look)]
+    out: list[Figure | Omission] = []
     if all(section.kind != "alpha" for section in study.sections):
-        alpha = alpha_chart(scope, prefix, look)
-        out += [alpha] if isinstance(alpha, Chart) else []
+        alpha = alpha_figure(scope, prefix, look)
+        out += [alpha] if isinstance(alpha, Figure) else []
     if kind == "table":
-        out.insert(0, cost_chart(scope, prefix, look))
-        out += [bars_chart(scope, prefix, look), heat_chart(scope, prefix)]
+        out.insert(0, cost_figure(scope, prefix, look))
+        out += [bars_figure(scope, prefix, look), heat_figure(scope, prefix)]
     if first:  # one stream stands for a section
-        out += stream_charts(study, scope, prefix, look)
+        out += stream_figures(study.side, scope, prefix, look)
     return out
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)

@@ -1,16 +1,18 @@
-"""The gallery: real samples of a stream, what a method said of each, and whether that was right."""
+"""The gallery: samples of a stream, the answer of a method to each, and whether it is right."""
 
 from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opentta.metrics.measures import rejected, rejection_threshold
 from opentta.metrics.samples import Array, Samples
-from opentta.report.figures.figures_choice import Scope, scopes
-from opentta.report.study.study import Entry, Line, Study
-from opentta.report.study.values import SOURCE
+from opentta.report.study.scope import Scope, scopes
+from opentta.report.study.section import Section
+from opentta.report.study.side import SideFiles
+from opentta.report.study.values import SOURCE, Entry, Row, plural
 
 CELLS = 4
 """Cells that the gallery shows at most; each has up to 24 images."""
@@ -73,63 +75,56 @@ class Gallery:
         return tuple(dict.fromkeys(shot.row for shot in self.shots))
 
 
-def gallery_of(study: Study) -> Gallery:
+def gallery_of(sections: Sequence[Section], side: SideFiles) -> Gallery:
     """Samples of the source and of the best other row, on one stream of the first sections."""
     shots: list[Shot] = []
     cells = 0
-    for section in sorted(study.sections, key=lambda section: section.published):
+    for section in sorted(sections, key=lambda section: section.published):
         for scope in scopes(section):
-            for line, entry in _chosen(study, scope):
+            for row, entry in _chosen(side, scope):
                 if cells < CELLS:
                     mark = PUBLISHED if section.published else ""
-                    shots += _shots(study, line.label + mark, entry)
+                    shots += _shots(side, row.label + mark, entry)
                     cells += 1
     if not shots:
         return Gallery((), missing="No cell stores images: none of its side files has thumbnails.")
     return Gallery(
         tuple(shots),
         "The source and the best other row of each table, on a stream of which images are stored; "
-        f"{len(shots)} samples of {cells} cell{'s' if cells != 1 else ''}.",
+        f"{len(shots)} samples of {cells} {plural('cell', cells)}.",
     )
 
 
-def _chosen(study: Study, scope: Scope) -> list[tuple[Line, Entry]]:
+def _chosen(side: SideFiles, scope: Scope) -> list[tuple[Row, Entry]]:
     """Source and the best other row with images, on the same stream where there is one."""
-    with_images: dict[Line, list[Entry]] = {}
-    for line in (*scope.ranked, *scope.lines):
-        if line in with_images:
-            continue
-        cells = [
-            each
-            for each in scope.section.pool(line)
-            if each.record is not None
-            and each.ok
-            and "thumb_bytes" in each.record.arrays
-            and study.has_samples(each.record)
-        ]
-        if cells:
-            with_images[line] = cells
-    best = next((line for line in with_images if line.row != SOURCE), None)
+    found = {
+        row: [each for each in scope.section.pool(row) if _has_images(side, each)]
+        for row in (*scope.ranked, *scope.rows)
+    }
+    with_images = {row: entries for row, entries in found.items() if entries}
+    best = next((row for row in with_images if row.name != SOURCE), None)
     source = scope.source if scope.source in with_images else None
-    lines = [line for line in (source, best) if line is not None]
-    if not lines:
+    rows = [row for row in (source, best) if row is not None]
+    if not rows:
         return []
-    common = set.intersection(*({_stream(e) for e in with_images[line]} for line in lines))
+    common = set.intersection(*({each.stream for each in with_images[row]} for row in rows))
     out = []
-    for line in lines:
-        shared = [each for each in with_images[line] if _stream(each) in common]
-        out.append((line, (shared or with_images[line])[0]))
+    for row in rows:
+        shared = [each for each in with_images[row] if each.stream in common]
+        out.append((row, (shared or with_images[row])[0]))
     return out
 
 
-def _stream(entry: Entry) -> tuple[str, str, int, int]:
-    place = entry.place
-    return place.ood, place.corruption, place.severity, place.seed
+def _has_images(side: SideFiles, entry: Entry) -> bool:
+    record = entry.record
+    if record is None or not entry.ok or "thumb_bytes" not in record.arrays:
+        return False
+    return side.has_samples(record)
 
 
-def _shots(study: Study, row: str, entry: Entry) -> list[Shot]:
+def _shots(side: SideFiles, row: str, entry: Entry) -> list[Shot]:
     assert entry.record is not None
-    extras, samples = study.extras(entry.record), study.samples(entry.record)
+    extras, samples = side.extras(entry.record), side.samples(entry.record)
     if samples is None or "thumb_bytes" not in extras:
         return []
     place = entry.place
@@ -162,7 +157,7 @@ def _address(extras: dict[str, Array], number: int) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
-def _origin(samples: Samples, row: int) -> str:
+def _origin(samples: Samples, index: int) -> str:
     if samples.origin is None or not samples.origins:
         return "unknown"
-    return f"unknown ({samples.origins[int(samples.origin[row])]})"
+    return f"unknown ({samples.origins[int(samples.origin[index])]})"

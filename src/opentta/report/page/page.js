@@ -12,7 +12,7 @@
 
   function key(cell) {
     const raw = cell.dataset.v !== undefined ? cell.dataset.v : cell.textContent.trim();
-    const number = Number(raw);
+    const number = Number(raw.replaceAll(",", ""));
     if (raw === "" || (cell.querySelector(".none") && cell.dataset.v === undefined)) return null;
     return Number.isNaN(number) ? raw : number;
   }

@@ -1,39 +1,42 @@
-"""The words around a table: what its values are, and what a reader must know of them."""
+"""The words around a table: what its values are, what it lacks, what a reader must know."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_tables
-from opentta.bench.store.places import CLEAN
-from opentta.report.study.gaps import gaps
+from opentta.bench.store.places import CLEAN, Place
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
+from opentta.report.study.values import Entry, plural, row_of
+
+REJECTED = (
+    "“Rejected” means above the score that accepts 95 % of the ID samples of that cell; finding "
+    "this score uses the labels."
+)
+_REASON = 200  # letters of a failure's reason in a note
 
 
 def caption(section: Section, paper: PaperTable | None = None) -> str:
     """What the values are: the unit, what is averaged, samples and seeds.
 
     Example:
-        >>> from opentta.bench.store.places import Place
-        >>> from opentta.report.study.values import Entry
         >>> place = Place("a1", "sar", "sar", "vit", "imagenet-c", "textures", "fog", 5, 2024)
         >>> caption(Section("table1", (Entry(place),)))
         'Per cent. 1 corruption, 1 seed (2024), so without a deviation.'
     """
-    names = _corruptions(section)
-    words = f"{len(names)} corruption{'s' if len(names) > 1 else ''}" if names else "No corruption"
-    seeds = ", ".join(str(seed) for seed in section.seeds)
-    many = len(section.seeds) > 1
+    names, seeds = _corruptions(section), section.seeds
+    text = f"{len(names)} {plural('corruption', len(names))}" if names else "No corruption"
     if any("+" in name for name in section.corruptions):
-        words = f"{words} in one stream"
+        text += " in one stream"
     elif len(names) > 1:
-        words = f"Mean over {words}"
-    spread = "mean ± standard deviation over" if many else ""
-    text = f"{words}, {spread} {len(section.seeds)} seed{'s' if many else ''} ({seeds})"
-    text = " ".join(text.split())
-    text += "." if many else ", so without a deviation."
-    counted = {fact.name: fact for fact in facts(section.records)}
-    if "samples" in counted:
-        text += f" Samples a cell: {counted['samples'].text}."
+        text = f"Mean over {text}"
+    text += ", mean ± standard deviation over " if len(seeds) > 1 else ", "
+    text += f"{len(seeds)} {plural('seed', len(seeds))} ({', '.join(map(str, seeds))})"
+    text += "." if len(seeds) > 1 else ", so without a deviation."
+    counts = [fact.text for fact in facts(section.records) if fact.name == "samples"]
+    if counts:
+        text += f" Samples a cell: {counts[0]}."
     if section.kind == "runtime":
         text += " min/55k: minutes for 55,000 images at the measured rate."
     if paper is not None:
@@ -62,7 +65,7 @@ def paper_footnote(value: PaperValue) -> str:
 
 
 def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
-    """What is missing, left out, mixed, or not like the paper; one sentence each."""
+    """What is missing, left out, mixed, or not like the paper: one sentence each."""
     out = _stated(section)
     if not section.planned:
         out.append("No plan names these cells: what else was asked for is not known.")
@@ -74,7 +77,7 @@ def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, .
 
 
 def print_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
-    """The notes that whoever reads the table in print needs: nothing of one machine or folder."""
+    """The notes that a reader in print needs: nothing about one machine or folder."""
     out = [*_stated(section), *_beside_paper(section, paper)]
     return (*out, *gaps(section, brief=True), *warnings(section.records, local=False))
 
@@ -83,7 +86,7 @@ def _stated(section: Section) -> list[str]:
     """What the plans say of their cells, and which OOD sets share a stream."""
     out = [*section.notes]
     for column in section.columns:
-        if not (column.part or column.name) and column.oods[0].count("+") > 1:
+        if not (column.group or column.name) and column.oods[0].count("+") > 1:
             out.append(f"{column.label}: {column.oods[0].replace('+', ', ')} in one stream.")
     return out
 
@@ -114,7 +117,8 @@ def departures(section: Section, paper: PaperTable) -> list[str]:
     if AVERAGE in paper.ood and set(section.oods) != sets:
         lacking = ", ".join(sorted(sets - set(section.oods))) or "none of the paper's is missing"
         out.append(f"other OOD sets ({lacking} not asked for), so averages are not compared")
-    unasked = [name for name in paper.methods if name not in section.rows]
+    names_here = {row.name for row in section.rows}
+    unasked = [name for name in paper.methods if name not in names_here]
     if unasked:
         out.append(f"{', '.join(unasked)} not asked for here")
     if "minutes" in paper.metrics:
@@ -127,3 +131,82 @@ def _corruptions(section: Section) -> list[str]:
     """Each corruption once, also of streams that have several."""
     single = [name for joined in section.corruptions for name in joined.split("+")]
     return [name for name in dict.fromkeys(single) if name != CLEAN]
+
+
+def gaps(section: Section, *, brief: bool = False) -> tuple[str, ...]:
+    """What is failed, missing or left out in a section, one sentence each.
+
+    ``brief`` is for print: without reasons and commands, which have paths of one machine.
+    """
+    out = []
+    asked = len(section.entries)
+    if section.missing:
+        out.append(f"{len(section.missing)} of {asked} cells are missing: {_all(section.missing)}")
+    if brief:
+        if section.failed:
+            out.append(f"{len(section.failed)} of {asked} cells failed: {_all(section.failed)}")
+        return (*out, *_unasked(section), *_unscored(section))
+    for reason, entries in reasons(section.failed).items():
+        out.append(f"{len(entries)} of {asked} cells failed ({reason}): {_all(entries)}")
+    if section.replaced:
+        out.append(
+            f"{len(section.replaced)} older cells are left out, a later command asked for others "
+            f"in their place: {_all(section.replaced)}"
+        )
+    return (*out, *section.idle, *_unasked(section), *_unscored(section))
+
+
+def reasons(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Reason -> the failed cells that give it; long ones are cut, the CSV of cells has them all."""
+    out: dict[str, list[Entry]] = {}
+    for each in entries:
+        reason = " ".join((each.record.reason if each.record else "").split())
+        if len(reason) > _REASON:
+            reason = f"{reason[:_REASON]}…"
+        out.setdefault(reason or "no reason stored", []).append(each)
+    return out
+
+
+def _unasked(section: Section) -> list[str]:
+    """Rows without an average, as one of its OOD sets was never asked for."""
+    out = []
+    for column in section.columns:
+        if column.name == AVERAGE:
+            for row in section.rows:
+                lacking = [ood for ood in column.oods if not section.pool(row, ood)]
+                if lacking:
+                    sets = ", ".join(ood or "no OOD set" for ood in lacking)
+                    out.append(f"no average for {row.label}: it was not asked for on {sets}")
+    return out
+
+
+def _unscored(section: Section) -> list[str]:
+    """Groups that cannot be computed for some cells."""
+    out = []
+    for column in section.columns:
+        if entries := section.unscored(column):
+            out.append(
+                f"{column.label} ({', '.join(column.sets)}) is n/a: it is computed from samples, "
+                f"and the side files of {len(entries)} cells are not in the store: {_all(entries)}"
+            )
+    return out
+
+
+def _all(entries: Sequence[Entry]) -> str:
+    """Rows and streams of the cells; more than three of one are counted."""
+    counted: dict[str, list[Place]] = {}
+    for each in entries:
+        name = f"{row_of(each.place).label} × {each.place.ood or 'no OOD set'}"
+        counted.setdefault(name, []).append(each.place)
+    parts = []
+    for name, places in counted.items():
+        detail = f"{len(places)} cells"
+        if len(places) <= 3:
+            detail = ", ".join(_corner(place) for place in places)
+        parts.append(f"{name} ({detail})")
+    return "; ".join(parts)
+
+
+def _corner(place: Place) -> str:
+    severity = f" {place.severity}" if place.severity else ""
+    return f"{place.corruption}{severity} seed {place.seed}"

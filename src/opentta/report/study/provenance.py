@@ -1,7 +1,4 @@
-"""Where results come from: the protocol, the machines and versions, and what is mixed among them.
-
-Everything here reads records alone, so that a page can show it for a section or a whole store.
-"""
+"""Where results come from: protocol, machines and versions, and what is mixed among them."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opentta.bench.store.results import Record
+from opentta.report.study.values import plural
 
 DIRTY = "-dirty"
 """What ends a commit whose code had further changes."""
@@ -35,11 +33,10 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The value, or all of them with their numbers of cells."""
+        """The value, or each of them with its number of cells."""
         if not self.mixed:
             return self.values[0][0] if self.values else ""
-        cells = [f"{value} ({n} cell{'s' if n > 1 else ''})" for value, n in self.values]
-        return ", ".join(cells)
+        return ", ".join(f"{value} ({n} {plural('cell', n)})" for value, n in self.values)
 
 
 def facts(records: Sequence[Record]) -> tuple[Fact, ...]:

@@ -17,12 +17,11 @@ from opentta.report.study.values import (
     COSTS,
     Column,
     Entry,
-    Line,
+    Row,
     Value,
-    line_of,
     mean_value,
     reading,
-    seed_means,
+    row_of,
 )
 
 
@@ -30,9 +29,9 @@ from opentta.report.study.values import (
 class Section:
     """What one preset asked for and what is there of it.
 
-    ``entries`` has one entry a place, in the order of the largest plan; ``replaced`` the cells
-    that a later plan gave way to others; ``idle`` what is said of plans that are left out. The rest
-    of the fields are the plan's.
+    ``entries`` has one entry per place, in the order of the largest plan; ``replaced`` the cells
+    whose place a later plan gave to others; ``idle`` one sentence per plan that is left out. The
+    other fields are the plan's.
     """
 
     preset: str
@@ -55,24 +54,19 @@ class Section:
         return f"{self.preset} (published)" if self.published else self.preset
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
+    def rows(self) -> tuple[Row, ...]:
         """The rows of the table, in order."""
-        return tuple(self._by_line)
-
-    @cached_property
-    def rows(self) -> tuple[str, ...]:
-        """Names of the rows, in order."""
-        return _distinct(line.row for line in self.lines)
+        return tuple(self._by_row)
 
     @cached_property
     def backbones(self) -> tuple[str, ...]:
         """Backbones, in order."""
-        return _distinct(line.backbone for line in self.lines)
+        return _distinct(row.backbone for row in self.rows)
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
         """ID sets, in order."""
-        return _distinct(line.id for line in self.lines)
+        return _distinct(row.id for row in self.rows)
 
     @cached_property
     def oods(self) -> tuple[str, ...]:
@@ -96,9 +90,9 @@ class Section:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """One column a stream; then groups or origins scored apart; then the average."""
+        """One column per stream; then its groups, or else its origins; then the average."""
         streams = [Column((ood,)) for ood in self.oods]
-        parts: list[Column] = []
+        apart: list[Column] = []
         for ood in self.oods:
             origins = ood.split("+") if "+" in ood else []
             inside = [
@@ -106,17 +100,17 @@ class Section:
                 for group, names in self.groups.items()
                 if names and set(names) <= set(origins)
             ]
-            parts += inside or [Column((ood,), name, (name,)) for name in origins]
+            apart += inside or [Column((ood,), name, (name,)) for name in origins]
         if len(self.oods) == 1:
-            return (*streams, *parts)
+            return (*streams, *apart)
         for group, names in self.groups.items():
             if names and set(names) <= set(self.oods):
-                parts.append(Column(tuple(o for o in self.oods if o in names), name=group))
-        return (*streams, *parts, Column(self.oods, name=AVERAGE))
+                apart.append(Column(tuple(o for o in self.oods if o in names), name=group))
+        return (*streams, *apart, Column(self.oods, name=AVERAGE))
 
     @cached_property
     def origins(self) -> tuple[Column, ...]:
-        """One column for each OOD set of a stream that has several."""
+        """One column per OOD set of the streams that have several."""
         joined = [ood for ood in self.oods if "+" in ood]
         return tuple(Column((ood,), name, (name,)) for ood in joined for name in ood.split("+"))
 
@@ -138,17 +132,17 @@ class Section:
 
     def pool(
         self,
-        line: Line | None = None,
+        row: Row | None = None,
         ood: str | None = None,
         severity: int | None = None,
         corruption: str | None = None,
         seed: int | None = None,
     ) -> tuple[Entry, ...]:
         """The entries of a place, in order; None leaves a coordinate free."""
-        if line is not None and ood is not None and severity is not None:
-            chosen: Iterable[Entry] = self._index.get((line, ood, severity), ())
+        if row is not None and ood is not None and severity is not None:
+            chosen: Iterable[Entry] = self._index.get((row, ood, severity), ())
         else:
-            own = self.entries if line is None else self._by_line.get(line, ())
+            own = self.entries if row is None else self._by_row.get(row, ())
             chosen = (
                 each
                 for each in own
@@ -160,28 +154,23 @@ class Section:
             if corruption in (None, each.place.corruption) and seed in (None, each.place.seed)
         )
 
-    def value(self, line: Line, column: Column, severity: int, measure: str) -> Value:
+    def value(self, row: Row, column: Column, severity: int, measure: str) -> Value:
         """One value of the table: the mean of ``measure``, a name of ``SHARES`` or ``COSTS``."""
-        pools = [self.pool(line, ood, severity) for ood in column.oods]
+        pools = [self.pool(row, ood, severity) for ood in column.oods]
         return mean_value(pools, self._reader(measure, column))
 
-    def per_seed(self, line: Line, column: Column, severity: int, measure: str) -> dict[int, float]:
-        """What ``value`` is the mean of: seed -> value; seeds without a result are left out."""
-        pools = [self.pool(line, ood, severity) for ood in column.oods]
-        return seed_means(pools, self._reader(measure, column))
-
     def by_corruption(
-        self, line: Line, column: Column, severity: int, measure: str
+        self, row: Row, column: Column, severity: int, measure: str
     ) -> dict[str, Value]:
         """Corruption -> value. A cell of several corruptions gives its domains (``fog/5``)."""
-        entries = [each for ood in column.oods for each in self.pool(line, ood, severity)]
+        entries = [each for ood in column.oods for each in self.pool(row, ood, severity)]
         names = _distinct(name for each in entries for name in _domains(each))
         out = {}
         for name in names:
             pools = [
                 [
                     each
-                    for each in self.pool(line, ood, severity)
+                    for each in self.pool(row, ood, severity)
                     if name in _domains(each) or not (_domains(each) or each.ok)
                 ]
                 for ood in column.oods
@@ -190,7 +179,7 @@ class Section:
         return out
 
     def unscored(self, column: Column) -> tuple[Entry, ...]:
-        """Finished cells that have no value for a group, for want of their samples."""
+        """Finished cells without a value for a group, as their samples are not stored."""
         pools = [self.pool(ood=ood) for ood in column.oods if column.sets]
         return tuple(
             each
@@ -199,15 +188,21 @@ class Section:
             if each.record is not None and each.ok and not self._against(each.record, column)
         )
 
-    def effort(self, line: Line, measure: str, severity: int | None = None) -> float:
-        """Median over cells of one of ``COSTS``; NaN where none has it."""
-        found = [
-            reading(each.record, measure)
-            for each in self.pool(line, severity=severity)
-            if each.record is not None and each.ok
-        ]
+    def effort(self, row: Row, measure: str, severity: int) -> Value:
+        """One of ``COSTS``: the median over the cells that have it."""
+        entries = self.pool(row, severity=severity)
+        done = [each for each in entries if each.ok]
+        found = [reading(each.record, measure) for each in done if each.record]
         known = [value for value in found if not math.isnan(value)]
-        return float(np.median(known)) if known else math.nan
+        return Value(
+            mean=float(np.median(known)) if known else math.nan,
+            std=None,
+            seeds=len({each.place.seed for each in done}),
+            seeds_asked=len({each.place.seed for each in entries}),
+            done=len(done),
+            asked=len(entries),
+            failed=sum(each.state == "failed" for each in entries),
+        )
 
     def _reader(self, measure: str, column: Column, domain: str = "") -> Callable[[Record], float]:
         """How a record is read; ``domain`` with a slash is one of several in its stream."""
@@ -220,7 +215,7 @@ class Section:
         return lambda record: _number(self._against(record, column).get(measure))
 
     def _against(self, record: Record, column: Column) -> Mapping[str, Any]:
-        """Measures of a stream against the sets of a column, which are the plan's of today."""
+        """Measures of a stream against the sets of a column."""
         metrics: dict[str, Any] = record.metrics
         if set(column.sets) == set(column.oods[0].split("+")):
             return metrics
@@ -230,18 +225,18 @@ class Section:
         return self.side.against(record, column.sets) if self.side else {}
 
     @cached_property
-    def _by_line(self) -> dict[Line, list[Entry]]:
-        index: dict[Line, list[Entry]] = {}
+    def _by_row(self) -> dict[Row, list[Entry]]:
+        index: dict[Row, list[Entry]] = {}
         for each in self.entries:
-            index.setdefault(line_of(each.place), []).append(each)
+            index.setdefault(row_of(each.place), []).append(each)
         return index
 
     @cached_property
-    def _index(self) -> dict[tuple[Line, str, int], list[Entry]]:
-        index: dict[tuple[Line, str, int], list[Entry]] = {}
-        for line, entries in self._by_line.items():
+    def _index(self) -> dict[tuple[Row, str, int], list[Entry]]:
+        index: dict[tuple[Row, str, int], list[Entry]] = {}
+        for row, entries in self._by_row.items():
             for each in entries:
-                key = (line, each.place.ood, each.place.severity)
+                key = (row, each.place.ood, each.place.severity)
                 index.setdefault(key, []).append(each)
         return index
 

@@ -1,8 +1,8 @@
 """Side files of a store as a report reads them: there or not, and scored against chosen OOD sets.
 
 A stored line has measures for the stream as a whole and for each of its OOD sets. A group of
-several sets, such as near OOD, is no part of what names a cell: the plan may change it later. It
-is therefore computed from the samples, for the sets that the plan names now.
+several sets, such as near OOD, is not part of a cell's description, as the plan may change it
+later: it is computed from the samples, for the sets that the plan names now.
 """
 
 from __future__ import annotations

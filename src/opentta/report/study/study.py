@@ -17,48 +17,20 @@ from opentta.bench.store.places import Place, place_of
 from opentta.bench.store.plans import Plan, plan_files
 from opentta.bench.store.results import Record, Store
 from opentta.errors import unknown
-from opentta.metrics.samples import Array, Samples
-from opentta.metrics.summary import SHARES
-from opentta.report.study.gaps import gaps, reasons
+from opentta.report.study.notes import gaps, reasons
 from opentta.report.study.provenance import warnings
 from opentta.report.study.section import Section
 from opentta.report.study.shipped import shipped_for
 from opentta.report.study.side import SideFiles
-from opentta.report.study.values import (
-    AVERAGE,
-    COSTS,
-    Column,
-    Entry,
-    Line,
-    Value,
-    line_of,
-    reading,
-)
+from opentta.report.study.values import Entry
 
 OTHER = "other"
 """The section of cells that no plan names."""
 
-__all__ = [
-    "AVERAGE",
-    "COSTS",
-    "OTHER",
-    "SHARES",
-    "Column",
-    "Entry",
-    "Line",
-    "Section",
-    "Study",
-    "Value",
-    "gaps",
-    "line_of",
-    "load_study",
-    "reading",
-]
-
 
 @dataclass(frozen=True)
 class Study:
-    """A store, read: one section a preset, in the order of the plans.
+    """A store, read: one section per preset, in the order of the plans.
 
     Example:
         >>> import tempfile
@@ -67,8 +39,8 @@ class Study:
         >>> store.append(Record("a1", "ok", cell=cell, preset="mini", metrics={"acc": 0.5}))
         >>> study = load_study(store.path)
         >>> section = study.sections[0]
-        >>> line, column = section.lines[0], section.columns[0]
-        >>> section.preset, line.label, section.value(line, column, 0, "acc").mean
+        >>> row, column = section.rows[0], section.columns[0]
+        >>> section.preset, row.label, section.value(row, column, 0, "acc").mean
         ('mini', 'tent', 0.5)
     """
 
@@ -104,21 +76,29 @@ class Study:
                 return section
         raise unknown("preset of this store", preset, [s.preset for s in self.sections])
 
-    def has_samples(self, record: Record) -> bool:
-        """Whether the samples of a cell are stored and their side file was kept."""
-        return self.side.has_samples(record)
+    @cached_property
+    def file_names(self) -> tuple[str, ...]:
+        """A name for the files of each section, in order; no two are equal."""
+        names: list[str] = []
+        live = {section.preset for section in self.sections if not section.published}
+        for section in self.sections:
+            base, number = slug(section.preset).strip("-") or "preset", 2
+            if section.published and section.preset in live:
+                base += "-published"
+            name = base
+            while name.lower() in (other.lower() for other in names):  # T is t on some disks
+                name, number = f"{base}-{number}", number + 1
+            names.append(name)
+        return tuple(names)
 
-    def samples(self, record: Record) -> Samples | None:
-        """What was seen of every sample of a cell; None where the side file is not there."""
-        return self.side.samples(record)
 
-    def extras(self, record: Record) -> dict[str, Array]:
-        """Thumbnails and coordinates of a cell; empty where the side file is not there."""
-        return self.side.extras(record)
+def slug(name: str) -> str:
+    """A name of which every letter can stand in a file name."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)
 
 
 def load_study(path: Path | str) -> Study:
-    """Read a store; a ``StoreError`` says what is wrong with a folder that is none."""
+    """Read a store; a ``StoreError`` says what is wrong with a folder that is not one."""
     store = Store(path, must_exist=True)
     records = {record.hash: record for record in store.read()}
     plans = plan_files(store.path)
@@ -173,9 +153,8 @@ def _shared(section: Section, shipped: set[str]) -> Section:
 def _planned(plans: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> Section:
     """One section of all plans of a preset: the later plan holds where two name one place.
 
-    A plan none of whose cells finished neither hides nor adds to those that have some: a mistyped
-    command would stand in the table for ever. Nor is it spoken of once later plans have results in
-    all of its places.
+    A plan without a finished cell is left out, or a mistyped command would stay in the table for
+    ever. It is not mentioned once later plans have results in all of its places.
     """
     busy = [plan for _, plan in plans if any(_done(place, records) for place in plan.cells)]
     idle = [
@@ -227,15 +206,15 @@ def _mended(plan: Plan, later: Sequence[tuple[Path, Plan]], records: dict[str, R
 
 
 def _left_out(path: Path, plan: Plan, records: dict[str, Record]) -> str:
-    """What is said of a plan without a single result."""
+    """The sentence about a plan without a single result."""
     entries = [Entry(place, records.get(place.hash)) for place in plan.cells]
     failed = [each for each in entries if each.state == "failed"]
     why = "; ".join(f"{len(same)} failed: {reason}" for reason, same in reasons(failed).items())
     never = f"{len(entries) - len(failed)} never ran" if len(failed) < len(entries) else ""
-    told = "; ".join(filter(None, (why, never)))
+    reason = "; ".join(filter(None, (why, never)))
     return (
         f"left out: {plan.command or 'a command'} asked for {len(entries)} cells, and none of them "
-        f"finished ({told}); remove {path.parent.name}/{path.name} to forget it"
+        f"finished ({reason}); remove {path.parent.name}/{path.name} to forget it"
     )
 
 

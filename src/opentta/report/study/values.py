@@ -1,4 +1,5 @@
-"""The pieces of a study: rows, columns, cells asked for, and means that know what they lack.
+"""The pieces of a study: rows, columns, cells asked for, means that know what they lack, and how
+all of these are printed.
 
 Shares stay in [0, 1] here; per cent is made where they are printed. A mean is taken as the paper
 takes it: over corruptions for each seed, then over OOD sets, then over seeds. What was asked for
@@ -27,15 +28,15 @@ PAPER_IMAGES = 55_000  # of the paper's table of times
 
 
 @dataclass(frozen=True)
-class Line:
-    """One row of a table: a method or a variant on one backbone and one ID set.
+class Row:
+    """One row of a table: a method, or a variant of one, on one backbone and one ID set.
 
     Example:
-        >>> Line("sar", "sar", "vit", "imagenet-c", (("lr", 0.1),)).label
+        >>> Row("sar", "sar", "vit", "imagenet-c", (("lr", 0.1),)).label
         'sar (lr=0.1)'
     """
 
-    row: str
+    name: str
     method: str
     backbone: str
     id: str
@@ -43,14 +44,14 @@ class Line:
 
     @property
     def label(self) -> str:
-        """The row's name, with the settings that tell it from its neighbours."""
-        inner = ", ".join(f"{name}={_short(value)}" for name, value in self.settings)
-        return f"{self.row} ({inner})" if inner else self.row
+        """The name, with the settings that tell the row from its neighbours."""
+        inner = ", ".join(f"{name}={short(value)}" for name, value in self.settings)
+        return f"{self.name} ({inner})" if inner else self.name
 
 
 @dataclass(frozen=True)
 class Column:
-    """OOD sets that a value is the mean of; of each stream all OOD samples or one ``part``.
+    """OOD sets that a value is the mean of; of each stream all OOD samples or one ``group``.
 
     Example:
         >>> Column(("textures",)).label, Column(("ssb+sun",), "near", ("ssb",)).label
@@ -60,8 +61,8 @@ class Column:
     """
 
     oods: tuple[str, ...]  # streams, by Place.ood
-    part: str = ""  # a group or an OOD set that is scored apart from the rest of its stream
-    sets: tuple[str, ...] = ()  # the OOD sets of the part
+    group: str = ""  # OOD sets that are scored apart from the rest of their stream, by name
+    sets: tuple[str, ...] = ()  # the OOD sets of the group
     name: str = ""  # for a mean over several streams
 
     @property
@@ -69,7 +70,7 @@ class Column:
         """Heading of the column; of many OOD sets in one stream only the first is named."""
         first, *others = self.oods[0].split("+")
         joined = f"{first} +{len(others)}" if len(others) > 1 else self.oods[0]
-        return self.name or self.part or joined or "no OOD set"
+        return self.name or self.group or joined or "no OOD set"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ class Entry:
     def ok(self) -> bool:
         """Whether there is a result."""
         return self.record is not None and self.record.ok
+
+    @property
+    def stream(self) -> tuple[str, str, int, int]:
+        """What tells its stream from the others of one ID set."""
+        return self.place.ood, self.place.corruption, self.place.severity, self.place.seed
 
 
 @dataclass(frozen=True)
@@ -131,10 +137,10 @@ class Value:
         return "ok" if self.complete else "partial"
 
 
-def line_of(place: Place) -> Line:
+def row_of(place: Place) -> Row:
     """The row that a cell belongs to."""
     settings = tuple((name, _frozen(value)) for name, value in sorted(place.settings.items()))
-    return Line(place.row, place.method, place.backbone, place.id, settings)
+    return Row(place.row, place.method, place.backbone, place.id, settings)
 
 
 def reading(record: Record, measure: str, origin: str = "", domain: str = "") -> float:
@@ -209,7 +215,36 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, float) and float(f"{value:g}") == value:
+def fixed(number: float, decimals: int = 1, sign: str = "") -> str:
+    """A number as tables, figures and the page print it; with ``sign="+"`` always signed.
+
+    Example:
+        >>> fixed(1234.56), fixed(-0.04), fixed(0.04, sign="+"), fixed(-2, 0, "+")
+        ('1,234.6', '0.0', '+0.0', '-2')
+    """
+    text = f"{number:{sign},.{decimals}f}"
+    return text.replace("-", sign) if not text.strip("-0.") else text  # never -0.0
+
+
+def percent(share: float, sign: str = "") -> str:
+    """A share as it is printed, in per cent."""
+    return fixed(100 * share, sign=sign)
+
+
+def short(value: Any, exact: bool = True) -> str:
+    """A setting as text; where not ``exact``, six digits are enough.
+
+    Example:
+        >>> short(1.0), short(0.1234567), short(0.1234567, exact=False), short((0.9, 0.999))
+        ('1', '0.1234567', '0.123457', '0.9 0.999')
+    """
+    if isinstance(value, list | tuple):
+        return " ".join(short(item, exact) for item in value)
+    if isinstance(value, float) and not (exact and float(f"{value:g}") != value):
         return f"{value:g}"
     return str(value)
+
+
+def plural(noun: str, count: int) -> str:
+    """``cell`` for one, else ``cells``."""
+    return noun if count == 1 else f"{noun}s"

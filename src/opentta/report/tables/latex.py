@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import groupby
 
-from opentta.report.tables.table import Block, Cell, Row, Table
+from opentta.report.tables.table import Block, Table, TableCell
 
 _WIDE = 8  # columns of values from which the table is scaled to the width of the text
 _ESCAPES = {
@@ -57,7 +57,6 @@ def to_latex(table: Table) -> str:
     r"""The table as a float.
 
     Example:
-        >>> from opentta.report.tables.table import Table
         >>> print(to_latex(Table("mini", "A title", "Per cent.", (), ())))
         % needs \usepackage{booktabs} and \usepackage{graphicx}
         \begin{table*}[t]
@@ -84,21 +83,21 @@ def to_latex(table: Table) -> str:
     lines += [r"\bottomrule", r"\end{tabular}" + ("}" if wide else "")]
     for number, note in enumerate(table.footnotes, start=1):
         lines.append(rf"\par\footnotesize $^{{{number}}}$ {escape(note)}")
-    for note in table.printed:
+    for note in table.print_notes:
         lines.append(rf"\par\footnotesize {escape(note)}")
     lines.append(r"\end{table*}")
     return "\n".join(lines) + "\n"
 
 
 def _head(table: Table) -> Iterator[str]:
-    cells, rules, place = [], [], 2
+    cells, rules, start = [], [], 2
     for _, items in groupby(table.headings, key=lambda heading: heading.column):
         headings = list(items)
-        width, name = len(headings), escape(headings[0].group)
+        width, name = len(headings), escape(headings[0].top)
         cells.append(rf"\multicolumn{{{width}}}{{c}}{{{name}}}")
         if name:
-            rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
-        place += width
+            rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
+        start += width
     if cells:
         yield f" & {' & '.join(cells)} " + r"\\"
         yield "".join(rules)
@@ -109,33 +108,27 @@ def _body(block: Block) -> Iterator[str]:
     for row in block.rows:
         yield _joined(escape(row.label), [_ours(cell) for cell in row.cells])
         if row.has_paper:
-            yield from _papers(row)
-
-
-def _papers(row: Row) -> Iterator[str]:
-    yield _joined(r"\quad paper", [_paper(cell) for cell in row.cells])
-    gaps = [f"${cell.difference_text}$" if cell.difference_text else "" for cell in row.cells]
-    yield _joined(r"\quad difference", gaps)
+            yield _joined(r"\quad paper", [_paper(cell) for cell in row.cells])
+            texts = [cell.difference_text for cell in row.cells]
+            yield _joined(r"\quad difference", [f"${text}$" if text else "" for text in texts])
 
 
 def _joined(label: str, cells: list[str]) -> str:
     return " & ".join([label, *cells]) + r" \\"
 
 
-def _ours(cell: Cell) -> str:
+def _ours(cell: TableCell) -> str:
     text = rf"\textbf{{{cell.text}}}" if cell.best else cell.text
     if cell.std_text:
         text += rf"{{\scriptsize$\pm${cell.std_text}}}"
     return rf"{text} {{\scriptsize({cell.mark})}}" if cell.mark else text
 
 
-def _paper(cell: Cell) -> str:
-    if cell.paper is None:
-        return ""
-    text = f"{cell.paper:.{cell.decimals}f}"
-    if cell.paper_std is not None:
-        text += rf"{{\scriptsize$\pm${cell.paper_std:.{cell.decimals}f}}}"
-    return text + (f"$^{{{','.join(map(str, cell.notes))}}}$" if cell.notes else "")
+def _paper(cell: TableCell) -> str:
+    text = cell.paper_text
+    if cell.paper_std_text:
+        text += rf"{{\scriptsize$\pm${cell.paper_std_text}}}"
+    return text + (f"$^{{{','.join(map(str, cell.footnotes))}}}$" if cell.footnotes else "")
 
 
 def _label(preset: str) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from opentta.report.study.provenance import facts
 from opentta.report.study.section import Section
-from opentta.report.tables.table import Block, Cell, Table
+from opentta.report.tables.table import Block, Table, TableCell
 
 
 def to_markdown(table: Table, section: Section | None = None) -> str:
     """The table with its notes; with a section also its provenance and how to run it again.
 
     Example:
-        >>> from opentta.report.tables.table import Table
         >>> print(to_markdown(Table("mini", "A title", "Per cent.", (), ())))
         ## A title
         <BLANKLINE>
@@ -42,7 +41,7 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
 
 
 def _rows(table: Table, block: Block) -> str:
-    heads = [f"{heading.group} {heading.label}".strip() for heading in table.headings]
+    heads = [f"{heading.top} {heading.label}".strip() for heading in table.headings]
     lines = [_join(["", *(_line(head) for head in heads)])]
     lines.append(_join(["---", *("---:" for _ in heads)]))
     for row in block.rows:
@@ -55,19 +54,16 @@ def _rows(table: Table, block: Block) -> str:
     return "\n".join(lines)
 
 
-def _ours(cell: Cell) -> str:
+def _ours(cell: TableCell) -> str:
     text = f"**{cell.text}**" if cell.best else cell.text
     if cell.std_text:
         text += f" ± {cell.std_text}"
     return f"{text} ({cell.mark})" if cell.mark else text
 
 
-def _paper(cell: Cell) -> str:
-    if cell.paper is None:
-        return ""
-    std = "" if cell.paper_std is None else f" ± {cell.paper_std:.{cell.decimals}f}"
-    notes = "".join(f"<sup>{note}</sup>" for note in cell.notes)
-    return f"{cell.paper:.{cell.decimals}f}{std}{notes}"
+def _paper(cell: TableCell) -> str:
+    std = f" ± {cell.paper_std_text}" if cell.paper_std_text else ""
+    return cell.paper_text + std + "".join(f"<sup>{note}</sup>" for note in cell.footnotes)
 
 
 def _provenance(section: Section) -> list[str]:

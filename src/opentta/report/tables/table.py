@@ -7,16 +7,20 @@ stand beside the paper's where the section names one of its tables.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from opentta.bench.paper.tables import PaperTable, PaperValue, paper_table, paper_tables
 from opentta.report.study.notes import caption, comparison_notes, paper_footnote, print_notes
 from opentta.report.study.section import Section
-from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Line, Value
+from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Row, fixed
 
 PRINTED = ("acc", "auroc", "h")
 """Measures of the paper's tables; the others are in the CSV and on the page."""
+CLOSE = 1.0
+"""Points within which a value counts as that of the paper."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Heading:
     column: Column | None = None
 
     @property
-    def group(self) -> str:
-        """What stands above the heads of its neighbours: the OOD set."""
+    def top(self) -> str:
+        """What is printed once above it and its neighbours: the OOD set."""
         return self.column.label if self.column else ""
 
     @property
@@ -64,11 +68,11 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One value of a table.
 
     Example:
-        >>> Cell("ok", 65.234, 0.31).text, Cell("failed").text, Cell("none").text
+        >>> TableCell("ok", 65.234, 0.31).text, TableCell("failed").text, TableCell("none").text
         ('65.2', 'failed', '')
     """
 
@@ -80,41 +84,52 @@ class Cell:
     paper: float | None = None  # as printed
     paper_std: float | None = None
     difference: float | None = None  # ours - the paper's, or its correction; of complete means
-    notes: tuple[int, ...] = ()  # footnotes of the paper's value, from 1
+    footnotes: tuple[int, ...] = ()  # of the paper's value, from 1
     decimals: int = 1
 
     @property
     def text(self) -> str:
         """The mean as printed, or a word that says why there is none."""
         if self.value is not None:
-            return f"{self.value:,.{self.decimals}f}"
+            return fixed(self.value, self.decimals)
         return {"undefined": "n/a", "none": ""}.get(self.state, self.state)
 
     @property
     def std_text(self) -> str:
         """The deviation as printed, empty for one seed."""
-        return "" if self.std is None or math.isnan(self.std) else f"{self.std:.{self.decimals}f}"
+        return self._optional(self.std)
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's value as printed; empty where there is none, as the next two."""
+        return self._optional(self.paper)
+
+    @property
+    def paper_std_text(self) -> str:
+        """The paper's deviation as printed."""
+        return self._optional(self.paper_std)
 
     @property
     def difference_text(self) -> str:
-        """The signed difference as printed; empty where there is none."""
-        if self.difference is None:
-            return ""
-        text = f"{self.difference:+.{self.decimals}f}"
-        return text.replace("-", "+") if float(text) == 0 else text  # never -0.0
+        """The signed difference as printed."""
+        return self._optional(self.difference, "+")
+
+    def _optional(self, number: float | None, sign: str = "") -> str:
+        missing = number is None or math.isnan(number)
+        return "" if number is None or missing else fixed(number, self.decimals, sign)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row: a line of the section and its cells, one a heading."""
+class TableRow:
+    """A row of the section and its values, one per heading."""
 
-    line: Line
-    cells: tuple[Cell, ...]
+    row: Row
+    cells: tuple[TableCell, ...]
 
     @property
     def label(self) -> str:
         """Name of the row."""
-        return self.line.label
+        return self.row.label
 
     @property
     def has_paper(self) -> bool:
@@ -129,11 +144,11 @@ class Block:
     backbone: str
     id: str
     severity: int
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def title(self) -> str:
-        """The three in one line."""
+        """ID set, severity and backbone."""
         severity = f"severity {self.severity}" if self.severity else "no corruption"
         return f"{self.id}, {severity}, {self.backbone}"
 
@@ -161,38 +176,57 @@ class Table:
     blocks: tuple[Block, ...]
     footnotes: tuple[str, ...] = ()  # the first has number 1
     notes: tuple[str, ...] = ()  # what is missing, mixed or not comparable
-    printed: tuple[str, ...] = ()  # those of the notes that a reader in print needs
-    paper: str = ""  # title of the paper's table
+    print_notes: tuple[str, ...] = ()  # those that a reader in print needs
 
     @property
     def several_blocks(self) -> bool:
         """Whether blocks need their titles."""
         return len(self.blocks) > 1
 
+    @property
+    def paper_summary(self) -> str:
+        """A sentence on how close ours are to the paper's; empty where nothing is compared."""
+        found = [
+            (cell.difference, f"{row.label}, {heading.top}, {heading.label}")
+            for block in self.blocks
+            for row in block.rows
+            for heading, cell in zip(self.headings, row.cells, strict=True)
+            if cell.difference is not None
+        ]
+        if not found:
+            return ""
+        close = sum(abs(difference) <= CLOSE for difference, _ in found)
+        middle = statistics.median(abs(difference) for difference, _ in found)
+        largest, where = max(found, key=lambda item: abs(item[0]))
+        return (
+            f"Beside the paper: {close} of {len(found)} values lie within {CLOSE:g} point of its "
+            f"own; the median distance is {fixed(middle)} points, the largest "
+            f"{fixed(largest, sign='+')} ({where})."
+        )
+
 
 def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
     """The table of a section: ``measures`` for each column, then cost and memory."""
     chosen = tuple(measures) or (("minutes", *PRINTED) if section.kind == "runtime" else PRINTED)
-    paper = _paper_of(section)
+    paper = paper_table(section.paper) if section.paper in paper_tables() else None
     headings = [Heading(name, column) for column in section.columns for name in chosen]
     headings += [Heading("cost"), Heading("memory")]
     footnotes: dict[str, int] = {}
     blocks = []
-    for backbone, id, severity in _places(section):
+    for backbone, id, severity in product(section.backbones, section.ids, section.severities):
         rows = []
-        for line in section.lines:
-            if (line.backbone, line.id) != (backbone, id):
+        for row in section.rows:
+            if (row.backbone, row.id) != (backbone, id) or not section.pool(row, severity=severity):
                 continue
-            if not section.pool(line, severity=severity):
-                continue
-            cells = [_cell(section, line, heading, severity) for heading in headings]
-            if paper is not None and compared(section, paper, line, severity):
+            cells = [_cell(section, row, heading, severity) for heading in headings]
+            if paper is not None and compared(section, paper, row, severity):
                 cells = [
-                    _beside(cell, paper, line, heading, footnotes)
+                    _beside(cell, paper, row, heading, footnotes)
                     for cell, heading in zip(cells, headings, strict=True)
                 ]
-            rows.append(Row(line, tuple(cells)))
-        blocks.append(Block(backbone, id, severity, _best(rows, headings)))
+            rows.append(TableRow(row, tuple(cells)))
+        if rows:
+            blocks.append(Block(backbone, id, severity, _best(rows, headings)))
     return Table(
         preset=section.preset,
         title=section.title or section.preset,
@@ -201,107 +235,79 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
         blocks=tuple(blocks),
         footnotes=tuple(footnotes),
         notes=comparison_notes(section, paper),
-        printed=print_notes(section, paper),
-        paper=paper.title if paper else "",
+        print_notes=print_notes(section, paper),
     )
 
 
-def _paper_of(section: Section) -> PaperTable | None:
-    return paper_table(section.paper) if section.paper in paper_tables() else None
-
-
-def _places(section: Section) -> list[tuple[str, str, int]]:
-    """Backbones, ID sets and severities that occur together, in order."""
-    found = {(e.place.backbone, e.place.id, e.place.severity) for e in section.entries}
-    return [
-        (backbone, id, severity)
-        for backbone in section.backbones
-        for id in section.ids
-        for severity in section.severities
-        if (backbone, id, severity) in found
-    ]
-
-
-def _cell(section: Section, line: Line, heading: Heading, severity: int) -> Cell:
+def _cell(section: Section, row: Row, heading: Heading, severity: int) -> TableCell:
     measure = MEASURES[heading.measure]
-    if heading.column is None:
-        entries = section.pool(line, severity=severity)
-        number = section.effort(line, heading.measure, severity)
-        if math.isnan(number):
-            done = any(each.ok for each in entries)
-            failed = any(each.state == "failed" for each in entries)
-            state = "undefined" if done else "failed" if failed else "missing"
-            return Cell(state, decimals=measure.decimals)
-        return Cell("ok", number * measure.scale, decimals=measure.decimals)
-    return cell_of(section.value(line, heading.column, severity, heading.measure), measure)
-
-
-def cell_of(value: Value, measure: Measure) -> Cell:
-    """A value of the study in the units of the table."""
+    if heading.column is None:  # a median stays what it is where cells are missing
+        value, mark = section.effort(row, heading.measure, severity), ""
+    else:
+        value = section.value(row, heading.column, severity, heading.measure)
+        mark = value.mark if value.done else ""
     if value.state not in ("ok", "partial"):
-        return Cell(value.state, mark=value.mark if value.done else "", decimals=measure.decimals)
+        return TableCell(value.state, mark=mark, decimals=measure.decimals)
+    state = "ok" if heading.column is None else value.state
     std = None if value.std is None else value.std * measure.scale
-    mean = value.mean * measure.scale
-    return Cell(value.state, mean, std, value.mark, decimals=measure.decimals)
+    return TableCell(state, value.mean * measure.scale, std, mark, decimals=measure.decimals)
 
 
-def compared(section: Section, paper: PaperTable, line: Line, severity: int) -> bool:
+def compared(section: Section, paper: PaperTable, row: Row, severity: int) -> bool:
     """Whether the paper's numbers can stand beside a row: its one row, at its severity."""
-    same = [
-        o for o in section.lines if (o.row, o.backbone, o.id) == (line.row, line.backbone, line.id)
-    ]
+    key = (row.name, row.backbone, row.id)
+    same = [other for other in section.rows if (other.name, other.backbone, other.id) == key]
     return len(same) == 1 and (paper.domains == 1 or severity == 5)
 
 
-def paper_cell(paper: PaperTable, line: Line, heading: Heading) -> PaperValue | None:
+def paper_cell(paper: PaperTable, row: Row, heading: Heading) -> PaperValue | None:
     """The paper's value for a cell; its average only beside an average of the same OOD sets."""
     column = heading.column
-    if column is None or column.part:
+    if column is None or column.group:
         return None
     if len(column.oods) == 1 and not column.name:
-        return paper.values.get((line.row, line.id, column.oods[0], heading.measure))
+        return paper.values.get((row.name, row.id, column.oods[0], heading.measure))
     if column.name == AVERAGE and set(column.oods) == set(paper.ood) - {AVERAGE}:
-        return paper.values.get((line.row, line.id, AVERAGE, heading.measure))
+        return paper.values.get((row.name, row.id, AVERAGE, heading.measure))
     return None
 
 
 def _beside(
-    cell: Cell, paper: PaperTable, line: Line, heading: Heading, footnotes: dict[str, int]
-) -> Cell:
+    cell: TableCell, paper: PaperTable, row: Row, heading: Heading, footnotes: dict[str, int]
+) -> TableCell:
     """The cell with the paper's value; ``footnotes`` grows by what must be said of it."""
-    printed = paper_cell(paper, line, heading)
+    printed = paper_cell(paper, row, heading)
     if printed is None:
         return cell
     believed = printed.believed
-    notes: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
     if printed.known_wrong or printed.suspect:
-        text = paper_footnote(printed)
-        notes = (footnotes.setdefault(text, len(footnotes) + 1),)
+        own = (footnotes.setdefault(paper_footnote(printed), len(footnotes) + 1),)
     gap = None
     if cell.value is not None and believed is not None and cell.state == "ok":
-        gap = cell.value - believed  # cells that lack may be the hard ones
-    return replace(cell, paper=printed.value, paper_std=printed.std, difference=gap, notes=notes)
+        gap = cell.value - believed  # not of a partial mean: it may lack the hard cells
+    return replace(cell, paper=printed.value, paper_std=printed.std, difference=gap, footnotes=own)
 
 
-def _best(rows: Sequence[Row], headings: Sequence[Heading]) -> tuple[Row, ...]:
+def _best(rows: Sequence[TableRow], headings: Sequence[Heading]) -> tuple[TableRow, ...]:
     """Mark the best of each column; equal as printed are equally good, partial means never.
 
-    A mark that most of a column would share, and more than two, says nothing: none is set. In
-    effort, source is a plain forward by definition: the methods are compared without it.
+    Where most of a column, and more than two, would be marked, none is. In effort, source is a
+    plain forward by definition: the methods are compared without it.
     """
     marked = [list(row.cells) for row in rows]
-    for place, heading in enumerate(headings):
+    for index, heading in enumerate(headings):
         measure = MEASURES[heading.measure]
         whole = {
-            number: round(row.cells[place].value or 0.0, measure.decimals)
+            number: round(row.cells[index].value or 0.0, measure.decimals)
             for number, row in enumerate(rows)
-            if row.cells[place].state == "ok"
-            and not (heading.measure in COSTS and row.line.method == SOURCE)
+            if row.cells[index].state == "ok"
+            and not (heading.measure in COSTS and row.row.method == SOURCE)
         }
         top = max(whole.values(), key=lambda value: value * measure.better, default=None)
         best = [number for number, value in whole.items() if value == top]
         if len(best) == len(whole) or len(best) > max(2, len(whole) / 2):
             continue
         for number in best:
-            marked[number][place] = replace(marked[number][place], best=True)
-    return tuple(Row(row.line, tuple(cells)) for row, cells in zip(rows, marked, strict=True))
+            marked[number][index] = replace(marked[number][index], best=True)
+    return tuple(TableRow(row.row, tuple(cells)) for row, cells in zip(rows, marked, strict=True))

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
-from opentta.report.tables.table import Block, Cell, Heading, Row, Table
+from opentta.report.tables.table import Block, Heading, Table, TableCell, TableRow
 
 LEGEND = "* best complete value of its column; 14/15: mean of 14 of the 15 cells asked for; "
 LEGEND += "cost: × a plain forward; MiB: peak memory (the best of both without source)"
@@ -24,7 +24,6 @@ def print_table(table: Table, console: Console) -> None:
     """Print a table; columns that do not fit go into further tables below, each with the cost.
 
     Example:
-        >>> from opentta.report.tables.table import Table
         >>> print_table(Table("mini", "A title", "Per cent.", (), ()), Console(width=80))
         A title
         Per cent.
@@ -35,8 +34,8 @@ def print_table(table: Table, console: Console) -> None:
     for block in table.blocks:
         if table.several_blocks:
             console.print(f"\n{block.title}", **_PLAIN)
-        for places in _chunks(table, block, console):
-            console.print(_grid(table, block, places, console))
+        for indices in _chunks(table, block, console):
+            console.print(_grid(table, block, indices, console))
             console.print()
     console.print(_safe(LEGEND, console), **_PLAIN)
     for number, note in enumerate(table.footnotes, start=1):
@@ -46,15 +45,15 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _chunks(table: Table, block: Block, console: Console) -> Iterator[list[int]]:
-    """Places of the headings that fit on a line together; whole OOD sets where they fit."""
+    """Indices of the headings that fit on a line together; whole OOD sets where they fit."""
     numbered = list(enumerate(table.headings))
-    shared = [place for place, heading in numbered if heading.column is None]
-    own = [(place, heading) for place, heading in numbered if heading.column is not None]
-    sets = [[p for p, _ in items] for _, items in groupby(own, key=lambda item: item[1].column)]
+    shared = [index for index, heading in numbered if heading.column is None]
+    own = [(index, heading) for index, heading in numbered if heading.column is not None]
+    sets = [[i for i, _ in items] for _, items in groupby(own, key=lambda item: item[1].column)]
     pieces: list[list[int]] = []
-    for places in sets:
-        fits = _fits(table, block, [*places, *shared], console)
-        pieces += [places] if fits else [[place] for place in places]
+    for indices in sets:
+        fits = _fits(table, block, [*indices, *shared], console)
+        pieces += [indices] if fits else [[index] for index in indices]
     current: list[int] = []
     for piece in pieces:
         if current and not _fits(table, block, [*current, *piece, *shared], console):
@@ -64,32 +63,34 @@ def _chunks(table: Table, block: Block, console: Console) -> Iterator[list[int]]
     yield [*current, *shared]
 
 
-def _fits(table: Table, block: Block, places: Sequence[int], console: Console) -> bool:
-    grid = _grid(table, block, places, console)
+def _fits(table: Table, block: Block, indices: Sequence[int], console: Console) -> bool:
+    grid = _grid(table, block, indices, console)
     return Measurement.get(console, console.options.update(max_width=10_000), grid).maximum <= (
         console.width
     )
 
 
-def _grid(table: Table, block: Block, places: Sequence[int], console: Console) -> Grid:
+def _grid(table: Table, block: Block, indices: Sequence[int], console: Console) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False)
     label = max((len(row.label) for row in block.rows), default=0)
     grid.add_column("", overflow="fold", width=min(max(label, 8), _LABEL))
     previous: Heading | None = None
-    for place in places:
-        heading = table.headings[place]
+    for index in indices:
+        heading = table.headings[index]
         same = previous is not None and previous.column == heading.column
         grid.add_column(
-            f"{'' if same else heading.group}\n{heading.label}", justify="right", no_wrap=True
+            f"{'' if same else heading.top}\n{heading.label}", justify="right", no_wrap=True
         )
         previous = heading
     for row in block.rows:
-        for name, cells in _lines(row, [row.cells[place] for place in places], console):
+        for name, cells in _lines(row, [row.cells[index] for index in indices], console):
             grid.add_row(name, *cells)
     return grid
 
 
-def _lines(row: Row, cells: Sequence[Cell], console: Console) -> Iterator[tuple[Text, list[Text]]]:
+def _lines(
+    row: TableRow, cells: Sequence[TableCell], console: Console
+) -> Iterator[tuple[Text, list[Text]]]:
     yield Text(row.label), [_ours(cell, console) for cell in cells]
     if any(cell.paper is not None for cell in cells):
         paper = [Text(_safe(_paper(cell), console), style="dim") for cell in cells]
@@ -97,7 +98,7 @@ def _lines(row: Row, cells: Sequence[Cell], console: Console) -> Iterator[tuple[
         yield Text("  diff", style="dim"), [Text(c.difference_text, style="dim") for c in cells]
 
 
-def _ours(cell: Cell, console: Console) -> Text:
+def _ours(cell: TableCell, console: Console) -> Text:
     text = cell.text + (f"±{cell.std_text}" if cell.std_text else "") + "*" * cell.best
     if cell.mark:
         text += f" {cell.mark}"
@@ -105,11 +106,9 @@ def _ours(cell: Cell, console: Console) -> Text:
     return Text(_safe(text, console), style="bold" if cell.best else colours.get(cell.state, ""))
 
 
-def _paper(cell: Cell) -> str:
-    if cell.paper is None:
-        return ""
-    std = "" if cell.paper_std is None else f"±{cell.paper_std:.{cell.decimals}f}"
-    return f"{cell.paper:.{cell.decimals}f}{std}" + "".join(f"[{note}]" for note in cell.notes)
+def _paper(cell: TableCell) -> str:
+    std = f"±{cell.paper_std_text}" if cell.paper_std_text else ""
+    return cell.paper_text + std + "".join(f"[{note}]" for note in cell.footnotes)
 
 
 def _safe(text: str, console: Console) -> str:

@@ -1,4 +1,4 @@
-"""Results as CSV with every digit: one line a value of the table, and one line a cell."""
+"""Results as CSV with every digit: one line per value of the table, and one line per cell."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from opentta.bench.paper.tables import paper_table, paper_tables
+from opentta.bench.paper.tables import PaperValue, paper_table, paper_tables
 from opentta.metrics.summary import SHARES
 from opentta.report.study.section import Section
-from opentta.report.study.values import Line, line_of, reading
+from opentta.report.study.values import Row, reading, row_of
 from opentta.report.tables.table import MEASURES, Heading, compared, paper_cell
 
 VALUE_FIELDS = (
@@ -40,63 +40,43 @@ def cells_csv(section: Section) -> str:
 
 
 def _values(section: Section) -> Iterator[list[Any]]:
-    paper = paper_table(section.paper) if section.paper in paper_tables() else None
+    table = paper_table(section.paper) if section.paper in paper_tables() else None
     columns = dict.fromkeys((*section.columns, *section.origins))
     measures = (*SHARES, "minutes") if section.kind == "runtime" else SHARES
-    for line in section.lines:
+    headings = [Heading(measure, column) for column in columns for measure in measures]
+    for row in section.rows:
         for severity in section.severities:
-            if not section.pool(line, severity=severity):
-                continue
-            where = [section.preset, *_line(line)]
-            beside = paper is not None and compared(section, paper, line, severity)
-            for column in columns:
-                ood = column.name or column.oods[0]
-                for measure in measures:
-                    value = section.value(line, column, severity, measure)
-                    scale = MEASURES[measure].scale
-                    mean = None if math.isnan(value.mean) else value.mean * scale
-                    printed = (
-                        paper_cell(paper, line, Heading(measure, column))
-                        if (paper is not None and beside)
-                        else None
-                    )
-                    tail: list[Any] = [None] * 6
-                    if printed is not None:
-                        believed = printed.believed
-                        gap = None
-                        if mean is not None and believed is not None and value.complete:
-                            gap = mean - believed
-                        mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
-                        tail = [printed.value, printed.std, mark, printed.reason]
-                        tail += [printed.corrected, gap]
-                    yield [
-                        *where,
-                        *(ood, column.part, severity, measure, _UNITS.get(measure, "%")),
-                        *(value.state, mean, None if value.std is None else value.std * scale),
-                        *(value.seeds, value.seeds_asked, value.done, value.asked, value.failed),
-                        *tail,
-                    ]
-            yield from _effort(section, line, severity, where)
+            if section.pool(row, severity=severity):
+                paper = table if table and compared(section, table, row, severity) else None
+                for heading in (*headings, Heading("cost"), Heading("memory")):
+                    printed = paper_cell(paper, row, heading) if paper else None
+                    yield _value(section, row, severity, heading, printed)
 
 
-def _effort(
-    section: Section, line: Line, severity: int, where: Sequence[Any]
-) -> Iterator[list[Any]]:
-    entries = section.pool(line, severity=severity)
-    done, failed = sum(e.ok for e in entries), sum(e.state == "failed" for e in entries)
-    seeds = {each.place.seed for each in entries}
-    for measure in ("cost", "memory"):
-        number = section.effort(line, measure, severity) * MEASURES[measure].scale
-        known = not math.isnan(number)
-        state = "ok" if known else "undefined" if done else "failed" if failed else "missing"
-        if known and done < len(entries):
-            state = "partial"
-        yield [
-            *where,
-            *("", "", severity, measure, _UNITS[measure], state, number if known else None, None),
-            *(len({e.place.seed for e in entries if e.ok}), len(seeds)),
-            *(done, len(entries), failed, *[None] * 6),
-        ]
+def _value(
+    section: Section, row: Row, severity: int, heading: Heading, printed: PaperValue | None
+) -> list[Any]:
+    measure, column, ood, group = heading.measure, heading.column, "", ""
+    if column is None:
+        value = section.effort(row, measure, severity)
+    else:
+        value = section.value(row, column, severity, measure)
+        ood, group = column.name or column.oods[0], column.group
+    scale = MEASURES[measure].scale
+    mean = None if math.isnan(value.mean) else value.mean * scale
+    beside: list[Any] = [None] * 6
+    if printed is not None:
+        gap = None
+        if mean is not None and printed.believed is not None and value.complete:
+            gap = mean - printed.believed
+        mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
+        beside = [printed.value, printed.std, mark, printed.reason, printed.corrected, gap]
+    return [
+        *(section.preset, *_identity(row), ood, group, severity, measure),
+        *(_UNITS.get(measure, "%"), value.state, mean),
+        *(None if value.std is None else value.std * scale, value.seeds, value.seeds_asked),
+        *(value.done, value.asked, value.failed, *beside),
+    ]
 
 
 def _cells(section: Section) -> Iterator[list[Any]]:
@@ -108,14 +88,20 @@ def _cells(section: Section) -> Iterator[list[Any]]:
             values += [record.cost, record.peak_memory, record.seconds, record.images_per_second]
             values.append(" ".join(str(step) for step in record.resets))
         yield [
-            *(section.preset, *_line(line_of(place)), place.ood, place.corruption, place.severity),
+            *(
+                section.preset,
+                *_identity(row_of(place)),
+                place.ood,
+                place.corruption,
+                place.severity,
+            ),
             *(place.seed, place.hash, each.state, record.reason if record else "", *values),
         ]
 
 
-def _line(line: Line) -> list[str]:
-    settings = json.dumps(dict(line.settings)) if line.settings else ""
-    return [line.row, line.method, settings, line.backbone, line.id]
+def _identity(row: Row) -> list[str]:
+    settings = json.dumps(dict(row.settings)) if row.settings else ""
+    return [row.name, row.method, settings, row.backbone, row.id]
 
 
 def _csv(fields: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

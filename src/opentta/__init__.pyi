@@ -1,0 +1,10 @@
+from .adapter.adapt import adapt as adapt
+from .adapter.base import Adapter as Adapter
+from .datasets.corruptions import corrupt as corrupt
+from .registry import methods as methods
+from .registry import register as register
+from .registry import unregister as unregister
+from .types import UNKNOWN as UNKNOWN
+from .types import Batch as Batch
+from .types import Prediction as Prediction
+from .version import __version__ as __version__

@@ -1,0 +1,163 @@
+"""The figure of H-score against cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from opentta.metrics.measures import Array
+from opentta.report.figures.figure import Figure, Omission, Panel
+from opentta.report.figures.style import QUIET, Look
+from opentta.report.study.scope import Scope, basis_of
+from opentta.report.study.values import fixed
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method in the plane of cost (x, times a plain forward) and H-score (y, per cent)."""
+
+    label: str
+    look: Look
+    x: float
+    y: float
+
+
+def cost_figure(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Figure | Omission:
+    """H-score against cost, with the front that no other row beats."""
+    title = "H-score against cost"
+    points, rows, without = [], [], []
+    for row in scope.rows:
+        cost = scope.section.effort(row, "cost", scope.severity).mean
+        score = scope.scores[row].mean
+        if math.isnan(cost) or math.isnan(score) or cost <= 0:
+            without.append(row.label)
+        else:
+            rows.append(row)
+            points.append(Point(row.label, look[row.label], cost, 100 * score))
+    if len(points) < 2:
+        return Omission(f"{title}: {scope.words}", "fewer than two rows have both H and a cost")
+    front = pareto(np.array([p.x for p in points]), np.array([p.y for p in points]))
+    best = ", ".join(points[index].label for index in front)
+    left = f" Not shown, as H or cost is missing: {', '.join(without)}." if without else ""
+    values = "; ".join(f"{p.label} {fixed(p.y)} at {fixed(p.x)} times" for p in points)
+    return Figure(
+        f"{prefix}cost",
+        title,
+        f"{scope.words}. Filled and joined: rows that no cheaper row beats ({best}). Cost is the "
+        f"median over cells of the time of a step over that of a plain forward.{left}",
+        f"{basis_of(scope.entries(rows))}.{scope.partial(rows)}",
+        f"H-score in per cent and cost: {values}.",
+        (Panel("", partial(draw_pareto, points=points)),),
+        size=(4.8, 3.6),
+    )
+
+
+def pareto(cost: Array, gain: Array) -> Array:
+    """Indices of what nothing beats: no other is as cheap and better, by rising cost: (P,).
+
+    Example:
+        >>> pareto(np.array([1.0, 3.0, 2.0]), np.array([50.0, 55.0, 60.0])).tolist()
+        [0, 2]
+    """
+    order = np.lexsort((-gain, cost))
+    best, front = -np.inf, []
+    for index in order.tolist():
+        if gain[index] > best:
+            best = gain[index]
+            front.append(index)
+    return np.array(front, dtype=int)
+
+
+def draw_pareto(axes: Axes, points: Sequence[Point]) -> None:
+    """H-score against cost; methods on the front are joined and filled, the others hollow."""
+    x, y = np.array([p.x for p in points]), np.array([p.y for p in points])
+    front = pareto(x, y)
+    axes.plot(x[front], y[front], color=QUIET, linewidth=1.2, zorder=1)
+    low, high = float(y.min()), float(y.max())
+    pad = max(0.08 * (high - low), 0.5)
+    axes.set_ylim(low - pad, high + 1.5 * pad)
+    if x.max() / x.min() > 4:
+        axes.set_xscale("log")
+        ticks = [
+            t for t in (0.5, 1, 2, 3, 5, 10, 20, 50, 100) if x.min() / 1.5 <= t <= x.max() * 1.5
+        ]
+        axes.set_xticks(ticks)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(x.min() / 1.15, x.max() * 1.7)
+    else:
+        span = max(float(x.max() - x.min()), 0.2)
+        axes.set_xlim(x.min() - 0.08 * span, x.max() + 0.35 * span)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    offsets = _labels(axes, points)
+    for index, (point, (dx, dy, side)) in enumerate(zip(points, offsets, strict=True)):
+        on = index in front
+        axes.plot(
+            point.x,
+            point.y,
+            marker=point.look.marker,
+            markersize=10 if point.look.marker == "*" else 7,
+            color=point.look.color,
+            fillstyle="full" if on else "none",
+            linestyle="none",
+        )
+        axes.annotate(
+            point.label,
+            (point.x, point.y),
+            xytext=(dx, dy),
+            textcoords="offset points",
+            fontsize=7.5,
+            ha=side,
+            va="center",
+            fontweight=matplotlib.rcParams["axes.titleweight"] if on else "normal",
+        )
+    axes.set(xlabel="Cost (times a plain forward)", ylabel="H-score (%)")
+
+
+def _labels(axes: Axes, points: Sequence[Point]) -> list[tuple[float, float, str]]:
+    """Offset of each name from its point, in points, and its side, so that few of them touch."""
+    size = axes.get_figure().get_size_inches() * 72 * 0.8  # type: ignore[union-attr]
+    spots = [
+        axes.transLimits.transform(axes.transScale.transform((p.x, p.y))) * size for p in points
+    ]
+    boxes: list[tuple[float, float, float, float]] = [
+        (x - 5, y - 5, x + 5, y + 5) for x, y in spots
+    ]
+    out = []
+    for point, (x, y) in zip(points, spots, strict=True):
+        width = 4.6 * len(point.label)
+        best, chosen = np.inf, (8.0, 0.0, "left")
+        for dx, dy, side in _SPOTS:
+            left = x + dx - (width if side == "right" else width / 2 if side == "center" else 0)
+            box = (left, y + dy - 5, left + width, y + dy + 5)
+            cost = sum(_overlap(box, other) for other in boxes) + 0.01 * (abs(dx) + abs(dy))
+            cost += 50 * max(0.0, box[2] - size[0]) + 50 * max(0.0, -box[0])
+            if cost < best:
+                best, chosen, taken = cost, (dx, dy, side), box
+        boxes.append(taken)
+        out.append(chosen)
+    return out
+
+
+_SPOTS = (
+    (8.0, 0.0, "left"),
+    (-8.0, 0.0, "right"),
+    (0.0, 11.0, "center"),
+    (0.0, -11.0, "center"),
+    (7.0, 9.0, "left"),
+    (7.0, -9.0, "left"),
+    (-7.0, 9.0, "right"),
+    (-7.0, -9.0, "right"),
+)
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:
+    wide = min(a[2], b[2]) - max(a[0], b[0])
+    high = min(a[3], b[3]) - max(a[1], b[1])
+    return max(wide, 0.0) * max(high, 0.0)
