@@ -6,20 +6,17 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from opentta.errors import StateError
 
-if TYPE_CHECKING:
-    from opentta.adapter.base import Adapter
-
 FORMAT = 1
 
 
-def flatten(adapter: Adapter) -> dict[str, Tensor]:
+def flatten(adapter: Any) -> dict[str, Tensor]:
     """Every tensor that may change along the stream: parameters, buffers, state. Not copies."""
     declared = {id(p) for p in adapter.params}
     modules = {"model": adapter.backbone.model, "extra": adapter.extras}
@@ -43,7 +40,7 @@ def flatten(adapter: Adapter) -> dict[str, Tensor]:
     return flat
 
 
-def restore(adapter: Adapter, flat: Mapping[str, Tensor]) -> None:
+def restore(adapter: Any, flat: Mapping[str, Tensor]) -> None:
     """Put the values of ``flat`` back, in place; objects whose size varies load themselves."""
     for field in dataclasses.fields(adapter.state):
         value = getattr(adapter.state, field.name)
@@ -58,11 +55,11 @@ def restore(adapter: Adapter, flat: Mapping[str, Tensor]) -> None:
 class Snapshot:
     """An adapter as it started, and the words by which a saved state is recognised."""
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Any) -> None:
         self.initial = {name: t.detach().clone() for name, t in flatten(adapter).items()}
         self._weights: str | None = None
 
-    def export(self, adapter: Adapter) -> dict[str, Tensor]:
+    def export(self, adapter: Any) -> dict[str, Tensor]:
         """The adapter's state as a flat dict of str -> tensor, each a copy."""
         flat = {name: t.detach().clone().contiguous() for name, t in flatten(adapter).items()}
         flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
@@ -71,7 +68,7 @@ class Snapshot:
         flat["identity"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         return flat
 
-    def load(self, adapter: Adapter, state: Mapping[str, Tensor]) -> None:
+    def load(self, adapter: Any, state: Mapping[str, Tensor]) -> None:
         """Take a saved state, or say how it differs, changing nothing."""
         if "identity" not in state or "generator" not in state:
             raise StateError(
@@ -105,7 +102,7 @@ class Snapshot:
         adapter.source = source or adapter.source  # one saved before fit_source takes nothing away
         adapter.generator.set_state(state["generator"].cpu())
 
-    def _check_tensors(self, adapter: Adapter, state: Mapping[str, Tensor]) -> None:
+    def _check_tensors(self, adapter: Any, state: Mapping[str, Tensor]) -> None:
         varying = tuple(
             f"state.{f.name}."
             for f in dataclasses.fields(adapter.state)
@@ -134,7 +131,7 @@ class Snapshot:
                     "an earlier one"
                 )
 
-    def _identity(self, adapter: Adapter) -> dict[str, Any]:
+    def _identity(self, adapter: Any) -> dict[str, Any]:
         backbone = adapter.backbone
         index = backbone.class_index
         return {
@@ -157,7 +154,7 @@ class Snapshot:
             },
         }
 
-    def _source_weights(self, adapter: Adapter) -> str:
+    def _source_weights(self, adapter: Any) -> str:
         """A hash of the source weights; read once, they never change."""
         if self._weights is None:
             digest = hashlib.blake2b(digest_size=16)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from opentta.config import Execution
 
-if TYPE_CHECKING:
-    from opentta.adapter.base import Adapter
-
 DIM = 1 / 200
 """A batch without a pixel above this, unless it is black, was likely divided by 255 twice."""
 
 
-def describe(adapter: Adapter) -> str:
+def describe(adapter: Any) -> str:
     """Method, settings that are not the defaults, model, place, and how much adapts."""
     b = adapter.backbone
     settings = {**_changed(adapter), **_differing(adapter.execution, Execution())}
@@ -31,7 +28,7 @@ def describe(adapter: Adapter) -> str:
     )
 
 
-def _changed(adapter: Adapter) -> dict[str, Any]:
+def _changed(adapter: Any) -> dict[str, Any]:
     """Fields of the config that are not what the method itself would fill in."""
     try:
         plain = adapter.resolve(adapter.Config(), adapter.backbone)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,18 +34,10 @@ class CatalogEntry:
     layout: str  # what the folder must hold
     page: str  # where it is published
     images: int  # of one corruption and severity, where there are several
-    classes: int | None  # None: the classes play no part
     read: Callable[[Path], ImagePool]  # from the folder
+    classes: int | None = None  # None: the classes play no part
     in_paper: bool = True
     made_from: str = ""  # a clean set from which it is made on the fly where it is absent
-
-
-def _ood(name: str) -> Callable[[Path], ImagePool]:
-    return lambda folder: ood_folder(folder, name)
-
-
-def _ood_c(name: str) -> Callable[[Path], ImagePool]:
-    return lambda folder: CorruptionFolders(name, folder, ood_folder)
 
 
 def _embedded(name: str, split: str, kind: Kind, images: int) -> CatalogEntry:
@@ -75,179 +70,39 @@ def _not_shipped(folder: Path) -> ImagePool:
 
 EMBEDDED_TRAIN = "embedded-train"
 """The source of the embedded backbone: statistics are shipped, images are not."""
-_MOS = "https://github.com/deeplearning-wisc/large_scale_ood"
-_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
-_TREE_C = "<corruption>/<severity>/<wnid>/*.JPEG"
-_HENDRYCKS = "https://github.com/hendrycks"
+
+
+def _ood_c(folder: Path, name: str) -> ImagePool:
+    return CorruptionFolders(name, folder, ood_folder)
+
+
+_READERS: Mapping[str, Callable[[Path], ImagePool]] = {  # the sets of catalog.toml
+    "imagenet-c": imagenet_c,
+    "imagenet-val": lambda folder: OnTheFly(imagenet_folder(folder, "imagenet-val")),
+    "imagenet-r": imagenet_r,
+    "imagenet-a": imagenet_a,
+    "visda-2021": visda2021,
+    **{
+        name: partial(ood_folder, name=name)
+        for name in ("textures", "places", "inaturalist", "sun")
+    },
+    **{n: partial(_ood_c, name=n) for n in ("textures-c", "places-c")},
+    "cifar-10": lambda folder: OnTheFly(cifar10(folder)),
+    "cifar-100": lambda folder: OnTheFly(cifar100(folder)),
+    "cifar-10-c": partial(CifarC, "cifar-10-c"),
+    "cifar-100-c": partial(CifarC, "cifar-100-c"),
+    "svhn": svhn,
+}
+
+
+def _published() -> Iterator[CatalogEntry]:
+    text = files("opentta.datasets").joinpath("catalog.toml").read_text(encoding="utf-8")
+    for name, facts in tomllib.loads(text).items():
+        yield CatalogEntry(name=name, read=_READERS[name], **facts)
+
 
 _ENTRIES = (
-    CatalogEntry(
-        name="imagenet-c",
-        role="id",
-        folder="ImageNet-C",
-        layout=_TREE_C,
-        page="https://doi.org/10.5281/zenodo.2235448",
-        images=50_000,
-        classes=1000,
-        read=imagenet_c,
-    ),
-    CatalogEntry(
-        name="imagenet-val",
-        role="id",
-        folder="imagenet/val",
-        layout="<wnid>/*.JPEG",
-        page="https://www.image-net.org/download.php",
-        images=50_000,
-        classes=1000,
-        read=lambda folder: OnTheFly(imagenet_folder(folder, "imagenet-val")),
-    ),
-    CatalogEntry(
-        name="imagenet-r",
-        role="id",
-        folder="imagenet-r",
-        layout="<wnid>/*.jpg",
-        page=f"{_HENDRYCKS}/imagenet-r",
-        images=30_000,
-        classes=200,
-        read=imagenet_r,
-    ),
-    CatalogEntry(
-        name="imagenet-a",
-        role="id",
-        folder="imagenet-a",
-        layout="<wnid>/*.jpg",
-        page=f"{_HENDRYCKS}/natural-adv-examples",
-        images=7_500,
-        classes=200,
-        read=imagenet_a,
-    ),
-    CatalogEntry(
-        name="visda-2021",
-        role="id",
-        folder="VisDA-2021",
-        layout="val_data/imagenet_c_and_r/<wnid>/* and val_filelists/*.txt",
-        page="https://github.com/VisionLearningGroup/visda21-dev",
-        images=17_304,
-        classes=1000,
-        read=visda2021,
-    ),
-    CatalogEntry(
-        name="textures",
-        role="ood",
-        folder="dtd/images",
-        layout="<class>/*.jpg",
-        page="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        images=5_640,
-        classes=47,
-        read=_ood("textures"),
-    ),
-    CatalogEntry(
-        name="places",
-        role="ood",
-        folder="Places",
-        layout="images/*.jpg",
-        page=_MOS,
-        images=10_000,
-        classes=None,
-        read=_ood("places"),
-    ),
-    CatalogEntry(
-        name="inaturalist",
-        role="ood",
-        folder="iNaturalist",
-        layout="images/*.jpg",
-        page=_MOS,
-        images=10_000,
-        classes=None,
-        read=_ood("inaturalist"),
-    ),
-    CatalogEntry(
-        name="sun",
-        role="ood",
-        folder="SUN",
-        layout="images/*.jpg",
-        page=_MOS,
-        images=10_000,
-        classes=None,
-        read=_ood("sun"),
-    ),
-    CatalogEntry(
-        name="textures-c",
-        role="ood",
-        folder="Textures-C",
-        layout="<corruption>/<severity>/<class>/*.jpg",
-        page="made from textures while it is read",
-        images=5_640,
-        classes=47,
-        read=_ood_c("textures-c"),
-        made_from="textures",
-    ),
-    CatalogEntry(
-        name="places-c",
-        role="ood",
-        folder="Places-C",
-        layout="<corruption>/<severity>/images/*.jpg",
-        page="made from places while it is read",
-        images=10_000,
-        classes=None,
-        read=_ood_c("places-c"),
-        made_from="places",
-    ),
-    CatalogEntry(
-        name="cifar-10",
-        role="id",
-        folder="cifar-10-batches-bin",
-        layout="test_batch.bin and batches.meta.txt (the binary version)",
-        page=_CIFAR,
-        images=10_000,
-        classes=10,
-        read=lambda folder: OnTheFly(cifar10(folder)),
-        in_paper=False,
-    ),
-    CatalogEntry(
-        name="cifar-100",
-        role="id",
-        folder="cifar-100-binary",
-        layout="test.bin and fine_label_names.txt (the binary version)",
-        page=_CIFAR,
-        images=10_000,
-        classes=100,
-        read=lambda folder: OnTheFly(cifar100(folder)),
-        in_paper=False,
-    ),
-    CatalogEntry(
-        name="cifar-10-c",
-        role="id",
-        folder="CIFAR-10-C",
-        layout="<corruption>.npy and labels.npy",
-        page="https://doi.org/10.5281/zenodo.2535967",
-        images=10_000,
-        classes=10,
-        read=lambda folder: CifarC("cifar-10-c", folder),
-        in_paper=False,
-    ),
-    CatalogEntry(
-        name="cifar-100-c",
-        role="id",
-        folder="CIFAR-100-C",
-        layout="<corruption>.npy and labels.npy",
-        page="https://doi.org/10.5281/zenodo.3555552",
-        images=10_000,
-        classes=100,
-        read=lambda folder: CifarC("cifar-100-c", folder),
-        in_paper=False,
-    ),
-    CatalogEntry(
-        name="svhn",
-        role="ood",
-        folder="SVHN",
-        layout="test_32x32.mat",
-        page="http://ufldl.stanford.edu/housenumbers/",
-        images=26_032,
-        classes=None,
-        read=svhn,
-        in_paper=False,
-    ),
+    *_published(),
     _embedded("embedded", "benchmark", "known", 1600),
     _embedded("embedded-near-c", "benchmark", "near", 200),
     _embedded("embedded-far-c", "benchmark", "far", 200),

@@ -26,7 +26,7 @@ from opentta.parts.ladder import Ladder, Start
 from opentta.parts.losses import entropy, fused_entropy, masked_mean, self_weighted_entropy
 from opentta.parts.optim import Sgd, collapsed_
 from opentta.parts.sam import perturbed
-from opentta.parts.two_heads import ALPHA_GRID, Pass, TwoHeads, rates_for_width
+from opentta.parts.two_heads import ALPHA_GRID, PAPER_BIBTEX, Pass, TwoHeads, rates_for_width
 from opentta.registry import register
 from opentta.types import Prediction
 
@@ -97,12 +97,7 @@ class LadderAffine(Adapter):
         [{"affine": ("pooled", "token")}],
         [{"alpha": ALPHA_GRID}],
     )
-    bibtex = """@article{liu2025openworld,
-  title = {Open-World Test-Time Adaptation with Hierarchical Feature Aggregation and
-           Attention Affine},
-  author = {Liu, Ziqiong and Tang, Yushun and Ji, Junyang and He, Zhihai},
-  year = {2025}
-}"""
+    bibtex = PAPER_BIBTEX
 
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:

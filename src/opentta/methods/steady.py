@@ -33,7 +33,7 @@ from opentta.parts.optim import Sgd, collapsed_
 from opentta.parts.prior import ClassPrior
 from opentta.parts.recent import Recent
 from opentta.parts.sam import perturbed
-from opentta.parts.two_heads import ALPHA_GRID, TwoHeads, rates_for_width
+from opentta.parts.two_heads import ALPHA_GRID, PAPER_BIBTEX, TwoHeads, rates_for_width
 from opentta.registry import register
 from opentta.types import Prediction
 
@@ -115,12 +115,7 @@ class Steady(Adapter):
         [{"ood_quantile": (0.6, 0.7, 0.8, 0.9)}],
         [{"alpha": ALPHA_GRID}],
     )
-    bibtex = """@article{liu2025openworld,
-  title = {Open-World Test-Time Adaptation with Hierarchical Feature Aggregation and
-           Attention Affine},
-  author = {Liu, Ziqiong and Tang, Yushun and Ji, Junyang and He, Zhihai},
-  year = {2025}
-}"""
+    bibtex = PAPER_BIBTEX
 
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:

@@ -20,6 +20,12 @@ from opentta.parts.optim import Sgd
 
 Config = TypeVar("Config", bound=Any)
 
+PAPER_BIBTEX = """@article{liu2025openworld,
+  title = {Open-World Test-Time Adaptation with Hierarchical Feature Aggregation and
+           Attention Affine},
+  author = {Liu, Ziqiong and Tang, Yushun and Ji, Junyang and He, Zhihai},
+  year = {2025}
+}"""
 PAPER_DIM = 768  # the width for which the paper states its rates
 RATES: Mapping[str, tuple[float, float]] = {  # field -> (the paper's rate, exponent of width / 768)
     "lr": (0.01, 0.0),  # measured at widths 128, 192 and 768: docs/decisions/learning-rates.md
