@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from opentta import registry
+from opentta.bench.plan.cells import Weights
+from opentta.bench.plan.expand import expand
+from opentta.bench.plan.preset import Preset
 from opentta.bench.plan.presets import load_preset, presets
 from opentta.bench.store.files import content_hash
 from opentta.bench.store.results import HEADER, PACKED
@@ -74,6 +77,7 @@ ROWS = {  # (row of before, method of today) -> row of today, where it is not th
     ("entropy_aan", "steady"): "steady_aan",
     ("entropy_hln", "steady"): "steady_hln",
 }
+COORDINATES = ("row", "id", "ood", "corruption", "severity", "seed")
 WHOLE = ("imagenet-mini-choices", "imagenet-mini-choices-severe")  # archived with every row
 
 
@@ -131,7 +135,7 @@ def migrated_plan(plan: Json, lines: Mapping[str, Json]) -> tuple[Json, Json]:
     places, archived = [], []
     for place in plan["cells"]:
         line = lines.get(place["hash"])
-        if line is None:
+        if line is None:  # a cell of the archive, or one that was never run
             archived.append(place)
             continue
         method = line["cell"]["method"]
@@ -149,6 +153,22 @@ def migrated_plan(plan: Json, lines: Mapping[str, Json]) -> tuple[Json, Json]:
     return {**plan, **today}, {**plan, "cells": archived}
 
 
+def never_run(places: list[Json], preset: Preset, some: Json) -> list[Json]:
+    """Places of cells without a line, with hashes of today; ``some``: a line of their preset."""
+    weights = Weights(some["weights_tag"], some["weights_hash"])
+    asked = {"device": some["cell"]["device"], "precision": some["cell"]["precision"]}
+    hashes = {}
+    for cell in expand(preset, download=False, **asked):
+        place = dataclasses.asdict(dataclasses.replace(cell, weights=weights).place)
+        hashes[tuple(place[key] for key in COORDINATES)] = place["hash"]
+    found = []
+    for place in places:
+        row = place["row"] if place["method"] != "ladder_affine" else "steady"
+        new = {**place, "row": row, "method": row if row == "steady" else place["method"]}
+        found.append({**new, "hash": hashes[tuple(new[key] for key in COORDINATES)]})
+    return found
+
+
 def main() -> None:
     """Read the old store, write the new one and add to the archive."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -163,12 +183,18 @@ def main() -> None:
     old = [json.loads(line) for line in _read(args.old)]
     lines = {line["hash"]: migrated_line(line, lists) for line in old}
     moved = {hash_: line for hash_, line in lines.items() if line is not None}
+    by_new = {line["hash"]: line for line in moved.values()}
     kept = {line["hash"] for line in old if line["hash"] not in moved}
     for path in sorted((args.old / "plans").glob("*.json")):
         plan, archived = migrated_plan(json.loads(path.read_bytes()), moved)
         file = args.lists / f"{plan['preset']}.toml"
         if file.exists() or plan["preset"] in presets():
-            plan["title"] = load_preset(file if file.exists() else plan["preset"]).title
+            preset = load_preset(file if file.exists() else plan["preset"])
+            plan["title"] = preset.title
+            absent = [place for place in archived["cells"] if place["hash"] not in lines]
+            if absent:
+                plan["cells"] += never_run(absent, preset, by_new[plan["cells"][0]["hash"]])
+                archived["cells"] = [place for place in archived["cells"] if place not in absent]
         kept |= {place["hash"] for place in archived["cells"]}
         for folder, each in ((args.new, plan), (args.archive, archived)):
             if each["cells"]:
