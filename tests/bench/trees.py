@@ -71,7 +71,7 @@ class Bench:
         return Where(str(self.root))
 
     def stream(self, corruptions=("fog",), ood=("textures",), **changes):
-        settings = {"batch_size": 4, "preset": paper(SIZE), "seed": 7}
+        settings = {"batch_size": 4, "preprocessing": paper(SIZE), "seed": 7}
         segments = tuple(Segment((name,), 5) for name in corruptions) or (Segment(),)
         name = "imagenet-c" if corruptions else "imagenet-val"
         shares = tuple(Share(one) for one in ood)
