@@ -23,7 +23,7 @@ def test_every_built_in_name_is_registered_by_its_module():
 def test_the_package_and_the_list_share_one_name():
     import opentta.methods.tent
 
-    assert opentta.methods.tent.Tent.name == "tent"
+    assert opentta.methods.tent.Tent.name == "tent"  # type: ignore[attr-defined]
     assert opentta.methods()[:2] == ("source", "tent")
 
 

@@ -273,7 +273,7 @@ def test_magnified_is_scipys_zoom_of_the_centre(side, factor):
     zoomed = ndimage.zoom(piece, (factor, factor, 1), order=1)
     trim = (len(zoomed) - side) // 2
     zoomed = zoomed[trim : trim + side, trim : trim + side]
-    np.testing.assert_allclose(blur.magnified(image, factor), zoomed, atol=1e-9)
+    np.testing.assert_allclose(pixel_maths.magnified(image, factor), zoomed, atol=1e-9)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.5, 6.0])

@@ -31,7 +31,7 @@ def known(make_tree):
 @pytest.fixture
 def far(make_tree):
     images = ood_folder(make_tree({f"{i}.png": (20, 40) for i in range(5)}, "far"), "far")
-    (images.reader.root / "3.png").write_bytes(b"")
+    (images.reader.root / "3.png").write_bytes(b"")  # type: ignore[attr-defined]
     return images
 
 

@@ -233,7 +233,7 @@ def test_a_mixed_segment_tells_each_sample_s_corruption(known, near):
     place = batch.index.tolist().index(0)
     name, _ = domains[place].split("/")
     images = stream._samples_of(0).sets[0]
-    assert images.reader.corruption == name
+    assert images.reader.corruption == name  # type: ignore[attr-defined]
     expected = torch.from_numpy(images.read(0)).permute(2, 0, 1) / 255
     assert torch.equal(batch.images[place], expected)
 

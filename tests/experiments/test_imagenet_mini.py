@@ -19,9 +19,9 @@ from rebuild import (
     write_list,
 )
 
-from opentta.bench.plan.cells import Where
 from opentta.bench.plan.expand import expand
 from opentta.bench.plan.presets import load_preset
+from opentta.bench.run.engine import Where
 from opentta.bench.run.start import preflight
 from opentta.datasets import (
     OnTheFly,

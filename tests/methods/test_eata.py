@@ -107,7 +107,7 @@ def test_the_fisher_term_holds_the_weights_back(model):
     for x in batches(6):
         free(x), held(x)
     away = [
-        sum(((p - o) ** 2).sum().item() for p, o in zip(a.params, a.origin, strict=True))
+        sum(((p - o) ** 2).sum().item() for p, o in zip(a.params, a.origin, strict=True))  # type: ignore[attr-defined]
         for a in (free, held)
     ]
     assert away[1] < 0.9 * away[0]

@@ -92,12 +92,12 @@ def test_the_marginal_is_taken_over_the_whole_batch(model, images):
 
 def test_one_frozen_source_model_for_good(model, monkeypatch):
     adapter = opentta.adapt(model, "ostta", lr=0.01)
-    frozen = adapter.frozen
+    frozen = adapter.frozen  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(copy, "deepcopy", None)  # no copy in a step
         for x in batches(3):
             adapter(x)
-    assert adapter.frozen is frozen and not len(adapter.extras)
+    assert adapter.frozen is frozen and not len(adapter.extras)  # type: ignore[attr-defined]
     source = model.state_dict()
     assert all(torch.equal(t, source[n]) for n, t in frozen.model.state_dict().items())
     assert not any(p.requires_grad for p in frozen.parameters())

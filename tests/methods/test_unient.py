@@ -137,12 +137,12 @@ def test_equal_scores_are_all_id(model, method):
 
 def test_the_two_losses_by_hand(model):
     h, posterior = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.9, 0.6, 0.2])
-    known, unknown = opentta.adapt(model, "unient").entropies(h, posterior)
+    known, unknown = opentta.adapt(model, "unient").entropies(h, posterior)  # type: ignore[attr-defined]
     assert (known.item(), unknown.item()) == (1.5, 4.0)
-    known, unknown = opentta.adapt(model, "unient_plus").entropies(h, posterior)
+    known, unknown = opentta.adapt(model, "unient_plus").entropies(h, posterior)  # type: ignore[attr-defined]
     assert known.item() == pytest.approx((0.9 + 1.2 + 0.8) / 3)
     assert unknown.item() == pytest.approx((0.1 + 0.8 + 3.2) / 3)
-    nobody, all_of_them = opentta.adapt(model, "unient").entropies(h, torch.zeros(3))
+    nobody, all_of_them = opentta.adapt(model, "unient").entropies(h, torch.zeros(3))  # type: ignore[attr-defined]
     assert nobody.item() == 0 and all_of_them.item() == pytest.approx(7 / 3)
 
 
@@ -162,12 +162,12 @@ def test_one_frozen_source_model_for_good(model, method, monkeypatch):
     adapter = opentta.adapt(model, method, lr=0.01)
     x = batches(1)[0]
     first = adapter(x).details["posterior"]
-    frozen = adapter.frozen
+    frozen = adapter.frozen  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(copy, "deepcopy", None)  # no copy in a step
         for other in batches(3, seed=2):
             adapter(other)
-    assert adapter.frozen is frozen and not len(adapter.extras)
+    assert adapter.frozen is frozen and not len(adapter.extras)  # type: ignore[attr-defined]
     assert torch.equal(adapter(x).details["posterior"], first)  # the source's view never changes
     assert not any(p.requires_grad for p in frozen.parameters())
 

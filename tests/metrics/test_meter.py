@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
 from opentta.errors import ConfigError, DataError, ShapeError
-from opentta.methods.ladder_affine import ALPHA_GRID
 from opentta.metrics import Meter, Samples, accuracy, auroc, hscore
+from opentta.parts.two_heads import ALPHA_GRID
 from opentta.types import Prediction
 
 

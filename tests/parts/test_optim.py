@@ -49,7 +49,7 @@ def test_it_is_torchs_own(case):
     params = fresh()
     optimizer = ours(params)
     for step in range(5):
-        optimizer.step(grads(step))
+        optimizer.step(grads(step))  # type: ignore[attr-defined]
     for p, q in zip(params, torch_run(theirs), strict=True):
         assert torch.allclose(p, q, atol=1e-6)
 
@@ -58,12 +58,12 @@ def test_it_is_torchs_own(case):
 def test_a_false_mask_moves_nothing_even_with_nan_gradients(case):
     params = fresh()
     optimizer = CASES[case][0](params)
-    optimizer.step(grads(0))
-    before = [t.clone() for t in [*params, *optimizer.tensors().values()]]
-    optimizer.step([torch.full_like(g, torch.nan) for g in grads(1)], where=torch.tensor(False))
-    after = [*params, *optimizer.tensors().values()]
+    optimizer.step(grads(0))  # type: ignore[attr-defined]
+    before = [t.clone() for t in [*params, *optimizer.tensors().values()]]  # type: ignore[attr-defined]
+    optimizer.step([torch.full_like(g, torch.nan) for g in grads(1)], where=torch.tensor(False))  # type: ignore[attr-defined]
+    after = [*params, *optimizer.tensors().values()]  # type: ignore[attr-defined]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    optimizer.step(grads(1), where=torch.tensor(True))
+    optimizer.step(grads(1), where=torch.tensor(True))  # type: ignore[attr-defined]
     assert not torch.equal(params[0], before[0])
 
 
@@ -71,12 +71,12 @@ def test_a_false_mask_moves_nothing_even_with_nan_gradients(case):
 def test_a_gradient_that_is_not_finite_moves_nothing(case):
     params = fresh()
     optimizer = CASES[case][0](params)
-    optimizer.step(grads(0))
-    before = [t.clone() for t in [*params, *optimizer.tensors().values()]]
+    optimizer.step(grads(0))  # type: ignore[attr-defined]
+    before = [t.clone() for t in [*params, *optimizer.tensors().values()]]  # type: ignore[attr-defined]
     bad = grads(1)
     bad[1][2] = torch.inf
-    optimizer.step(bad)
-    after = [*params, *optimizer.tensors().values()]
+    optimizer.step(bad)  # type: ignore[attr-defined]
+    after = [*params, *optimizer.tensors().values()]  # type: ignore[attr-defined]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 

@@ -203,7 +203,7 @@ def test_every_process_is_given_its_gpu_and_its_threads_before_it_loads_torch(be
                 given.append([os.environ.get(name) for name in names])
                 assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
-    monkeypatch.setattr(local.multiprocessing, "get_context", lambda _: Context)
+    monkeypatch.setattr(local.multiprocessing, "get_context", lambda _: Context)  # type: ignore[attr-defined]
     before = dict(os.environ)
     for device in ("3", "5", ""):
         local._Worker(bench.where, device)._start(threads=4)

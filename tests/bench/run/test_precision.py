@@ -24,7 +24,7 @@ def flags():
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "threads": torch.get_num_threads(),
-        "filled": torch.utils.deterministic.fill_uninitialized_memory,
+        "filled": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
     }
 
 
@@ -33,7 +33,7 @@ def put(value):
     torch.backends.cudnn.benchmark = value
     torch.backends.cuda.matmul.allow_tf32 = value
     torch.use_deterministic_algorithms(value, warn_only=value)
-    torch.utils.deterministic.fill_uninitialized_memory = value
+    torch.utils.deterministic.fill_uninitialized_memory = value  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=[False, True], ids=["all off", "all on"])
@@ -47,7 +47,7 @@ def before(request, monkeypatch):
     torch.backends.cudnn.benchmark = saved["cudnn.benchmark"]
     torch.backends.cuda.matmul.allow_tf32 = saved["matmul.allow_tf32"]
     torch.use_deterministic_algorithms(saved["deterministic"], warn_only=saved["warn_only"])
-    torch.utils.deterministic.fill_uninitialized_memory = saved["filled"]
+    torch.utils.deterministic.fill_uninitialized_memory = saved["filled"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("precision", ["full", "tf32", "bfloat16"])

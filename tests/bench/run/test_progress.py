@@ -5,6 +5,7 @@ import math
 import re
 
 import pytest
+import rich.progress
 from rich.console import Console
 
 from opentta.bench.run import progress
@@ -16,7 +17,7 @@ from opentta.bench.store.results import Record
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
     return now
 
 
@@ -42,7 +43,7 @@ def frame(display):
     """What the terminal shows now, line by line."""
     paper = Console(file=io.StringIO(), width=display.console.width)
     paper.print(display._bars.get_renderable())
-    return [line.rstrip() for line in paper.file.getvalue().splitlines()]
+    return [line.rstrip() for line in paper.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 def word(cell, done, total=10, acc=0.5):
@@ -146,9 +147,9 @@ def test_the_first_frame_of_a_cell_is_right(show, monkeypatch):
     """Also where the number of batches is not known."""
     display, cells, _ = show(terminal=True)
     drawn = []
-    real = progress.Bars.update
+    real = rich.progress.Progress.update
     monkeypatch.setattr(
-        progress.Bars,
+        rich.progress.Progress,
         "update",
         lambda self, *told, **more: drawn.append(frame(display)) or real(self, *told, **more),
     )

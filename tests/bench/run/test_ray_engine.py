@@ -127,11 +127,11 @@ def test_an_address_that_ray_looks_up_is_left_to_it(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("no connection was to be made")
 
-    monkeypatch.setattr(ray_engine.socket, "create_connection", refuse)
+    monkeypatch.setattr(ray_engine.socket, "create_connection", refuse)  # type: ignore[attr-defined]
     ray_engine._knock("auto")
     tried = []
     monkeypatch.setattr(
-        ray_engine.socket,
+        ray_engine.socket,  # type: ignore[attr-defined]
         "create_connection",
         lambda place, timeout: tried.append(place) or socket.socket(),
     )

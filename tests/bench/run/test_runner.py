@@ -108,7 +108,7 @@ def test_progress_is_told_four_times_a_second_and_measured_only_then(bench, vit,
         clock[0] += 0.01
         return clock[0]
 
-    monkeypatch.setattr(runner.time, "perf_counter", tick)
+    monkeypatch.setattr(runner.time, "perf_counter", tick)  # type: ignore[attr-defined]
     monkeypatch.setattr(runner, "FIRST_LOOK", 1.0)
     monkeypatch.setattr(Meter, "running", lambda self: looks.append(1) or runner.UNKNOWN_YET)
     told = []
@@ -262,7 +262,7 @@ def test_garbage_is_searched_for_only_where_memory_ran_out(
 ):
     """It takes longer than many a cell that fails."""
     searched = []
-    monkeypatch.setattr(measure.gc, "collect", lambda: searched.append(1))
+    monkeypatch.setattr(measure.gc, "collect", lambda: searched.append(1))  # type: ignore[attr-defined]
 
     def step(self, images):
         raise error

@@ -439,7 +439,7 @@ def test_a_full_disk_loses_only_the_cell_in_hand(tmp_path):
 
 def test_too_little_space_is_said_before_the_first_batch(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
-    monkeypatch.setattr(results.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(results.shutil, "disk_usage", lambda path: usage)  # type: ignore[attr-defined]
     with pytest.raises(StoreError, match="256 MiB free"):
         Store(tmp_path).check_writable()
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from stores import make_store, places, record_of, settled
 
+from opentta.assets import RESULTS
 from opentta.bench.store.plans import Plan
 from opentta.bench.store.results import Store
 from opentta.report import load_study, write_report
@@ -26,7 +27,7 @@ def packed(monkeypatch):
     records = [record_of(place, "mini-full") for place in CELLS]
     records = [replace(r, metrics=r.metrics | {"acc": 0.123}) for r in records]
     data = pack_shipped([plan_of(CELLS)], records)
-    monkeypatch.setattr(shipped, "manifest", lambda: {shipped.RESULTS: {}})
+    monkeypatch.setattr(shipped, "manifest", lambda: {RESULTS: {}})
     monkeypatch.setattr(shipped, "read", lambda name: data)
     return data
 
@@ -68,7 +69,7 @@ def test_a_cell_computed_here_keeps_its_own_number_though_the_same_one_was_shipp
 def test_the_store_that_the_results_came_from_shows_them_once(tmp_path, monkeypatch):
     store = make_store(tmp_path, CELLS, preset="mini-full")
     data = pack_shipped([plan_of(CELLS)], Store(store).read())
-    monkeypatch.setattr(shipped, "manifest", lambda: {shipped.RESULTS: {}})
+    monkeypatch.setattr(shipped, "manifest", lambda: {RESULTS: {}})
     monkeypatch.setattr(shipped, "read", lambda name: data)
     assert [section.published for section in load_study(store).sections] == [False]
 
