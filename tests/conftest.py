@@ -28,6 +28,14 @@ def images():
 
 
 @pytest.fixture(scope="session")
+def bench(tmp_path_factory):
+    """A tiny data root with weights, written once."""
+    from trees import Bench
+
+    return Bench(tmp_path_factory.mktemp("bench") / "data")
+
+
+@pytest.fixture(scope="session")
 def imagenet_mini() -> Path:
     root = shared_data() / "imagenet-mini"
     if not (root / "vit_tiny_patch16_224.safetensors").is_file():

@@ -11,7 +11,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = {"cv2": "opencv-python-headless", "PIL": "pillow", "sklearn": "scikit-learn"}
-OURS = {"opentta"} | {p.stem for d in ("tests", "tools") for p in (ROOT / d).rglob("*")}
+OURS = {"opentta"} | {
+    p.stem for d in ("tests", "tools", "experiments") for p in (ROOT / d).rglob("*")
+}
 COMMANDS = {"ruff", "mypy", "import-linter", "hatchling", "pytest-timeout", "pytest-xdist"}
 
 

@@ -8,6 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ def modules():
 def test_docstrings_run(name):
     torch.manual_seed(0)
     module = importlib.import_module(name)
-    globs = {**vars(module), "torch": torch}
+    globs = {**vars(module), "torch": torch, "np": np}
     result = doctest.testmod(
         module, extraglobs=globs, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     )

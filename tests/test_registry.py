@@ -24,7 +24,7 @@ def test_the_package_and_the_list_share_one_name():
     import opentta.methods.tent
 
     assert opentta.methods.tent.Tent.name == "tent"  # type: ignore[attr-defined]
-    assert opentta.methods()[:2] == ("source", "tent")
+    assert opentta.methods()[:2] == ("steady", "source")
 
 
 def test_a_name_is_taken_once():

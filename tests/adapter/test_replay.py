@@ -45,7 +45,8 @@ VARIANTS = [
 
 def graphed(adapter):
     """The adapter, with its steps recorded on the CPU; and the names of what was recorded."""
-    return adapter, recording_on_cpu(adapter).__enter__()
+    adapter.recording = recording_on_cpu(adapter)  # kept: it ends with its last reference
+    return adapter, adapter.recording.__enter__()
 
 
 @pytest.mark.parametrize("method, fields", VARIANTS, ids=str)

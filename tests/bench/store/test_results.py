@@ -458,7 +458,7 @@ try:
 except ValueError as err:
     print(type(err).__name__, err)
 """
-    for parent in (folder, *folder.parents[:2]):
+    for parent in (folder, *folder.parents[:3]):
         parent.chmod(0o755)
     folder.chmod(0o555)
     done = subprocess.run([sys.executable, "-c", code, folder / name], capture_output=True)
