@@ -1,7 +1,7 @@
 """Steps that are recorded once and played back give what steps give.
 
 Without a GPU: a recording on the CPU (opentta.testing) that repeats operations on the same memory.
-With one: tests/test_gpu.py.
+With one: test_gpu.py beside this file.
 """
 
 import copy
