@@ -65,18 +65,6 @@ PRESETS = {
     "mini-measure": "mini-ablation",
     "imagenet-mini-lambda-default": "imagenet-mini-lambda-steady",
 }
-ROWS = {  # (row of before, method of today) -> row of today, where it is not the method
-    ("published_base", "ladder_affine"): "base",
-    ("published_aan", "ladder_affine"): "aan_only",
-    ("published_hln", "ladder_affine"): "hln_only",
-    ("share", "ladder_affine"): "share",
-    ("base", "steady"): "steady_base",
-    ("aan_only", "steady"): "steady_aan",
-    ("hln_only", "steady"): "steady_hln",
-    ("entropy_base", "steady"): "steady_base",
-    ("entropy_aan", "steady"): "steady_aan",
-    ("entropy_hln", "steady"): "steady_hln",
-}
 COORDINATES = ("row", "id", "ood", "corruption", "severity", "seed")
 WHOLE = ("imagenet-mini-choices", "imagenet-mini-choices-severe")  # archived with every row
 
@@ -127,6 +115,14 @@ def migrated_line(line: Json, lists: Mapping[str, str]) -> Json | None:
     return {**line, **new, "stream": stream}
 
 
+def row_of(row: str, method: str) -> str:
+    """The name of today of a row of before that ``method`` expresses."""
+    part = row.removeprefix("published_").removeprefix("entropy_").removesuffix("_only")
+    if part in ("base", "aan", "hln"):
+        return f"steady_{part}" if method == "steady" else part + "_only" * (part != "base")
+    return row if row == "share" else method
+
+
 def migrated_plan(plan: Json, lines: Mapping[str, Json]) -> tuple[Json, Json]:
     """The plan of today, and what of it belongs to the archive; either may have no cells.
 
@@ -141,7 +137,7 @@ def migrated_plan(plan: Json, lines: Mapping[str, Json]) -> tuple[Json, Json]:
         method = line["cell"]["method"]
         row = place["row"]
         if place["method"] == "ladder_affine":
-            row = ROWS.get((row, method), method)
+            row = row_of(row, method)
         places.append({**place, "hash": line["hash"], "row": row, "method": method})
     if plan["preset"] in WHOLE:
         places, archived = [], plan["cells"]
@@ -180,7 +176,7 @@ def main() -> None:
         name: hashlib.sha256((args.lists / file).read_bytes()).hexdigest()
         for name, file in LISTS.items()
     }
-    old = [json.loads(line) for line in _read(args.old)]
+    old = _read(args.old)
     lines = {line["hash"]: migrated_line(line, lists) for line in old}
     moved = {hash_: line for hash_, line in lines.items() if line is not None}
     by_new = {line["hash"]: line for line in moved.values()}
@@ -200,7 +196,7 @@ def main() -> None:
             if each["cells"]:
                 _write_plan(folder / "plans", each)
     _write(args.new, [moved[line["hash"]] for line in old if line["hash"] in moved])
-    _write(args.archive, _read_all(args.archive) + [line for line in old if line["hash"] in kept])
+    _write(args.archive, _read(args.archive) + [line for line in old if line["hash"] in kept])
     for side in (args.old / "samples").glob("*.npz"):
         targets = (
             [args.new / "samples" / f"{moved[side.stem]['hash']}.npz"] if side.stem in moved else []
@@ -212,12 +208,9 @@ def main() -> None:
     print(f"{len(old):,} cells: {len(moved):,} of today, {len(kept):,} in the archive")
 
 
-def _read(store: Path) -> list[bytes]:
-    return gzip.decompress((store / PACKED).read_bytes()).splitlines()[1:]
-
-
-def _read_all(store: Path) -> list[Json]:
-    return [json.loads(line) for line in _read(store)] if (store / PACKED).exists() else []
+def _read(store: Path) -> list[Json]:
+    packed = gzip.decompress((store / PACKED).read_bytes()) if (store / PACKED).exists() else b""
+    return [json.loads(line) for line in packed.splitlines()[1:]]
 
 
 def _write(store: Path, lines: list[Any]) -> None:

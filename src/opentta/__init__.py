@@ -8,7 +8,7 @@ from lazy_loader import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    ["methods"],  # a package that can be called: opentta.methods() lists the names
+    ["methods", "testing"],  # opentta.methods can be called: it lists the names
     {
         "adapter.adapt": ["adapt"],
         "adapter.base": ["Adapter"],

@@ -162,7 +162,8 @@ class LadderAffine(Adapter):
         used = (reliable | unknown).any()
         loss = self._entropy_loss(h, reliable)
         loss = loss - c.lambda1 * masked_mean(entropy(one.ood_logits), unknown)  # L_OOD
-        loss = loss - c.mu * self._sim_weight(reliable, used) * self._similarity(one)
+        weight = reliable.float().mean() if c.sim_scale == "reliable" else 1.0
+        loss = loss - c.mu * (used * weight) * self._similarity(one)
         grads = self.gradients(loss, [*norms, *modules])
         climbed = [*norms, *modules]
         if c.update == "split":
@@ -213,10 +214,6 @@ class LadderAffine(Adapter):
         """L_sim, Eqn. 9: the mean over pairs; as printed, 1 / P in the place of 1 / (P (P - 1))."""
         printed = self.config.sim_norm == "patches"
         return seen.similarity * (seen.patches - 1) if printed else seen.similarity
-
-    def _sim_weight(self, reliable: Tensor, used: Tensor) -> Tensor:
-        weight = reliable.float().mean() if self.config.sim_scale == "reliable" else 1.0
-        return used * weight
 
     def _step_modules(self, grads: list[Tensor], used: Tensor, unknown: Tensor) -> None:
         """T and A learn from every used batch, Psi and HLN from one with unknown samples only."""

@@ -182,7 +182,7 @@ class Steady(Adapter):
             loss = self._entropy_loss(two, still) + c.lambda2 * self._ood_loss(two, unknown, known)
             grads = self.gradients(loss, norms)
         self.update(state.model_sgd, grads, where=(still | unknown).any())
-        if self._counts_lean:
+        if c.balance > 0 or c.diversity > 0:
             p = wide(one.raw).softmax(dim=1)
             state.prior.update(p, where=self.valid & p.isfinite().all())
         mean = masked_mean(two.h.detach(), still)
@@ -209,10 +209,6 @@ class Steady(Adapter):
             lean = self.config.balance * self.state.prior.lean()
             logits, ood_logits = (logits - lean).to(logits), (ood_logits - lean).to(ood_logits)
         return Look(logits, ood_logits, out.logits, entropy(logits), out.similarity)
-
-    @property
-    def _counts_lean(self) -> bool:
-        return self.config.balance > 0 or self.config.diversity > 0
 
     def _entropy_loss(self, seen: Look, mask: Tensor) -> Tensor:
         """Self-weighted entropy times the share of masked samples, and mean_i sum_c p_ic lean_c."""
