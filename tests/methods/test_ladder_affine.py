@@ -10,6 +10,7 @@ from knobs.ladder_affine import LIVELY
 from torch.nn import functional
 
 import opentta
+from opentta.errors import StateError
 from opentta.methods.ladder_affine import LadderAffine, LadderAffineConfig
 from opentta.models import wrap
 from opentta.parts.affine import AttentionAffine, mean_cosine, scale_shift
@@ -285,6 +286,16 @@ def test_the_ladder_learns_only_from_batches_with_unknown_samples(model):
     for name, param in adapter.extras["ladder"].named_parameters():
         assert torch.equal(param, before[name]), name
     assert not torch.equal(adapter.params[0], norms)
+
+
+@pytest.mark.parametrize("method", ["ladder_affine", "steady"])
+def test_a_state_of_before_the_split_is_refused_by_name(method, model, monkeypatch):
+    adapter = opentta.adapt(model, method)
+    monkeypatch.setattr(type(adapter), "version", 1)
+    state = adapter.state_dict()
+    monkeypatch.undo()
+    with pytest.raises(StateError, match=f"of {method}, has another version: 1 there and 2 here"):
+        adapter.load_state_dict(state)
 
 
 def test_weights_that_blew_up_are_recovered(model):

@@ -82,7 +82,8 @@ class Snapshot:
         for key, ours in self._identity(adapter).items():
             if theirs.get(key) != ours:
                 raise StateError(
-                    f"the saved state has another {key}: {_difference(theirs.get(key), ours)}. "
+                    f"the saved state, of {theirs.get('method')}, has another {key}: "
+                    f"{_difference(theirs.get(key), ours)}. "
                     "Build the adapter as it was when the state was saved"
                 )
         self._check_tensors(adapter, state)
