@@ -119,6 +119,26 @@ def test_a_limit_above_what_is_there_takes_all_of_it(typed, tmp_path, capsys):
     assert [record.counts["id"] for record in records] == [8, 8, 5, 5]
 
 
+def test_cells_whose_side_file_is_cut_off_or_removed_are_computed_again(typed, tmp_path, capsys):
+    words = ("bench", "tiny.toml", "--methods", "source")
+    assert run(typed(*words, "--no-report"), capsys)[0] == 0
+    results = tmp_path / "opentta-results"
+    cut, removed, *others = sorted((results / "samples").glob("*.npz"))
+    before = {path: path.read_bytes() for path in (cut, removed)}
+    cut.write_bytes(before[cut][:100])
+    removed.unlink()
+    status, said = run(["report", str(results)], capsys)
+    told = " ".join(said.out.split())
+    assert status == 0 and "the side file of 1 cell is damaged" in told
+    assert "source × textures" in told and "run its command again" in told
+    status, said = run(typed(*words, "--dry-run"), capsys)
+    assert said.out.count("to run") == 2 and "2 of them stored" in said.out
+    status, said = run(typed(*words), capsys)
+    assert status == 0 and "2 computed, 2 stored before, 0 failed" in said.err
+    assert "damaged" not in said.out
+    assert {path: path.read_bytes() for path in (cut, removed)} == before and len(others) == 2
+
+
 def test_killed_at_any_moment_it_goes_on_and_ends_as_if_it_had_not_been(typed, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     command = ("bench", "tiny.toml", "--no-report", "--seeds", "1", "2", "3", "4")

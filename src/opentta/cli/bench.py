@@ -165,7 +165,8 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     console = make_console()
     store = Store(results)
     records = store.read() if store.filled else []
-    stored = {record.hash for record in records if record.ok}
+    records = [record for record in records if store.is_complete(record)]
+    stored = {record.hash for record in records}
     for cell in cells:
         mark = "stored" if cell.hash in stored else "to run"
         console.print(f"{cell.hash[:8]}  {mark}  {cell.title}", **PLAIN)

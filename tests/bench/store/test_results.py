@@ -267,6 +267,35 @@ def test_a_missing_or_broken_side_file_is_a_clear_error(tmp_path):
             store.samples("a1")
 
 
+def test_a_cell_is_finished_only_while_its_side_file_is_there_and_whole(tmp_path):
+    store, side = Store(tmp_path), tmp_path / "samples" / "a1.npz"
+    store.append(full_record("b2"))  # has none
+    store.append(full_record("a1"), samples_of(100))
+    assert store.hashes() == {"a1", "b2"}
+    whole = side.read_bytes()
+    for cut in (0, 100, len(whole) // 2, len(whole) - 1):
+        side.write_bytes(whole[:cut])
+        assert store.hashes() == {"b2"}
+    side.unlink()
+    assert store.hashes() == {"b2"}
+    store.append(full_record("a1"), samples_of(100))
+    assert store.hashes() == {"a1", "b2"}
+
+
+def test_whatever_byte_of_a_side_file_is_damaged_the_error_names_it(tmp_path):
+    store, side = Store(tmp_path), tmp_path / "samples" / "a1.npz"
+    store.append(full_record(), samples_of(20))
+    whole, refused = side.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        side.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            store.samples("a1")
+        except DataError as error:  # nothing else is raised
+            refused += 1
+            assert str(side) in str(error) or "columns of a stream" in str(error)
+    assert refused > 0.6 * len(whole) / 3  # the rest are dates and the like
+
+
 def test_a_torn_tail_is_passed_over_and_closed_off_wherever_it_was_cut(tmp_path):
     store = Store(tmp_path)
     store.append(full_record("a1"))

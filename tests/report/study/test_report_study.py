@@ -236,6 +236,20 @@ def test_a_damaged_plan_is_a_clear_error(tmp_path):
         load_study(store)
 
 
+def test_a_side_file_that_was_cut_off_is_told_and_reads_as_nothing(tmp_path):
+    cells = places(rows=("sar",), oods=("textures",), corruptions=("fog",))
+    store = make_store(tmp_path / "s", cells, sampled=lambda place: True)
+    assert not any("damaged" in text for text in load_study(store).warnings)
+    for file in (store / "samples").glob("*.npz"):
+        file.write_bytes(file.read_bytes()[:100])
+    study = load_study(store)
+    (told,) = [text for text in study.warnings if "damaged" in text]
+    assert "the side files of 2 cells are damaged" in told and "sar × textures" in told
+    assert not any(study.has_samples(record) for record in study.records)
+    assert all(study.samples(record) is None for record in study.records)
+    assert all(study.extras(record) == {} for record in study.records)
+
+
 def test_a_plan_without_results_is_all_missing(tmp_path):
     store = write_records(tmp_path / "s", [])
     add_plan(store, plan_of(places()))

@@ -23,7 +23,7 @@ POLL = 1.0  # seconds between two looks at cells that another command has in han
 
 
 class Finished:
-    """The hashes of the cells that finished, kept up to date: every line is read once.
+    """The hashes of the cells that are complete, kept up to date: every line is read once.
 
     Example:
         >>> import tempfile
@@ -58,7 +58,7 @@ class Finished:
         if size < self._offset:  # lines were removed by hand, or taken back from a full disk
             self._hashes, self._offset = set(), 0
         records, self._offset = self._store.read_on(self._offset)
-        self._hashes |= {record.hash for record in records if record.ok}
+        self._hashes |= {record.hash for record in records if self._store.is_complete(record)}
         self._size = size
 
 

@@ -10,7 +10,9 @@ import json
 import math
 import os
 import time
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +26,17 @@ from opentta.metrics.samples import Array
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+_DAMAGE = (  # what numpy and zipfile are known to raise on damaged files
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _TAG = "$float"  # a dict of this one name stands for a float that JSON lacks
 _LOOK = 0.01  # seconds between two attempts at a lock
 
@@ -115,11 +128,30 @@ def write_arrays(draft: Path, arrays: Mapping[str, Array]) -> None:
 
 def read_arrays(path: Path) -> dict[str, Array]:
     """All arrays of a file, by name; nothing in it is ever executed."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (EOFError, TypeError, ValueError, zipfile.BadZipFile) as err:
-        raise DataError(f"cannot read {path}: {err}; remove it and run its cell again") from err
+    with path.open("rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except _DAMAGE as err:
+            raise DataError(
+                f"cannot read {path}: {err}; remove it and run its cell again, by the command that "
+                "asked for it"
+            ) from err
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of arrays is there and was not cut off: a look at its end, not at all of it.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "draft"
+        >>> write_arrays(path, {"label": np.array([1, -1])})
+        >>> whole = is_whole(path)
+        >>> _ = path.write_bytes(path.read_bytes()[:100])
+        >>> whole, is_whole(path)
+        (True, False)
+    """
+    return zipfile.is_zipfile(path)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -167,8 +167,21 @@ class Store:
         return list(cells.values())
 
     def hashes(self) -> set[str]:
-        """Hashes of the cells that finished; failed ones are worth another try."""
-        return {record.hash for record in self.read_on(0)[0] if record.ok}
+        """Hashes of the cells that need no computing: finished, and with their side file."""
+        return {record.hash for record in self.read_on(0)[0] if self.is_complete(record)}
+
+    def is_complete(self, record: Record) -> bool:
+        """Whether a cell finished and lacks no side file."""
+        return record.ok and (not _speaks_of_side(record) or self.has_side(record))
+
+    def has_side(self, record: Record) -> bool:
+        """Whether a cell's side file is there and was not cut off."""
+        return files.is_whole(self._side(record.hash))
+
+    def is_damaged(self, record: Record) -> bool:
+        """Whether a cell's side file is there but was cut off."""
+        there = _speaks_of_side(record) and self._side(record.hash).exists()
+        return there and not self.has_side(record)
 
     def read_on(self, start: int) -> tuple[list[Record], int]:
         """The records from byte ``start`` on, and the byte behind the last complete line."""
@@ -245,7 +258,7 @@ class Store:
                 f"expected {free / 2**20:.0f} MiB free for results in {self.path}, found "
                 f"{left / 2**20:.0f}; free some space, or choose another folder"
             )
-        self.hashes()
+        self.read_on(0)
 
     def _content(self, start: int) -> bytes:
         """What is stored, from byte ``start`` on."""
@@ -304,7 +317,8 @@ class Store:
         if not self._side(hash).exists():
             raise StoreError(
                 f"expected {self._side(hash)}, but there is no such file; the cell failed, or the "
-                "store was copied without its side files"
+                "store was copied without its side files; to have them, run the command again "
+                "that asked for it"
             )
         with self.explained("read"):
             return files.read_arrays(self._side(hash))
@@ -317,3 +331,7 @@ class Store:
         except OSError as err:
             why = _REMEDIES.get(err.errno or 0, err.strerror or str(err))
             raise StoreError(f"cannot {doing} {self.path}: {why}") from err
+
+
+def _speaks_of_side(record: Record) -> bool:
+    return record.has_samples or bool(record.arrays)

@@ -153,7 +153,7 @@ def gaps(section: Section, *, brief: bool = False) -> tuple[str, ...]:
             f"{len(section.replaced)} older cells are left out, a later command asked for others "
             f"in their place: {_all(section.replaced)}"
         )
-    return (*out, *section.idle, *_unasked(section), *_unscored(section))
+    return (*out, *section.idle, *_unasked(section), *_unscored(section), *_damaged(section))
 
 
 def reasons(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -190,6 +190,18 @@ def _unscored(section: Section) -> list[str]:
                 f"and the side files of {len(entries)} cells are not in the store: {_all(entries)}"
             )
     return out
+
+
+def _damaged(section: Section) -> list[str]:
+    """Cells of whose samples nothing can be shown; the benchmark computes them again."""
+    side = section.side
+    entries = [e for e in section.entries if side and e.record and side.store.is_damaged(e.record)]
+    if not entries:
+        return []
+    return [
+        f"the side files of {plural(len(entries), 'cell')} are damaged, and no samples are shown "
+        f"of: {_all(entries)}; run the same command again to have the samples"
+    ]
 
 
 def _all(entries: Sequence[Entry]) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from opentta.bench.store.results import SIDE, Record, Store
+from opentta.bench.store.results import Record, Store
 from opentta.metrics.samples import Array, Samples
 from opentta.metrics.summary import SHARES, score
 
@@ -22,7 +21,7 @@ Measures = dict[str, float]
 
 @dataclass(frozen=True, eq=False)
 class SideFiles:
-    """What is stored beside the lines; files that were not kept read as nothing.
+    """What is stored beside the lines; files that were not kept, or cut off, read as nothing.
 
     Example:
         >>> import tempfile
@@ -38,7 +37,7 @@ class SideFiles:
 
     def has_samples(self, record: Record) -> bool:
         """Whether the samples of a cell are stored and their side file was kept."""
-        return record.has_samples and self._path(record).exists()
+        return record.has_samples and self.store.has_side(record)
 
     def samples(self, record: Record) -> Samples | None:
         """What was seen of every sample of a cell; None where the side file is not there."""
@@ -46,7 +45,7 @@ class SideFiles:
 
     def extras(self, record: Record) -> dict[str, Array]:
         """Thumbnails and coordinates of a cell; empty where the side file is not there."""
-        kept = bool(record.arrays) and self._path(record).exists()
+        kept = bool(record.arrays) and self.store.has_side(record)
         return self.store.extras(record.hash) if kept else {}
 
     def against(self, record: Record, sets: Sequence[str]) -> Measures:
@@ -67,6 +66,3 @@ class SideFiles:
         present = [name for i, name in enumerate(chosen.domains) if (chosen.domain == i).any()]
         parts = [score(chosen.of_domain(name)) for name in present]
         return {name: float(np.mean([part[name] for part in parts])) for name in SHARES if parts}
-
-    def _path(self, record: Record) -> Path:
-        return self.store.path / SIDE / f"{record.hash}.npz"
