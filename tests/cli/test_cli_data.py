@@ -48,6 +48,14 @@ def test_check_tells_what_is_there_and_what_is_missing(capsys, root):
     assert "\x1b[" not in out
 
 
+def test_check_names_a_link_that_leads_in_a_circle_and_goes_on(capsys, root):
+    (root / "SUN" / "images" / "up").symlink_to(root / "SUN")
+    status, out, _ = run(capsys, "data", "check", str(root), "--datasets", "sun", "places")
+    assert status == 0 and "Errno" not in out
+    assert "SUN/images/up is a link to" in " ".join(out.split()).replace("| ", "")
+    assert "places" in out
+
+
 def test_check_looks_for_the_sets_that_were_named(capsys, root):
     _, out, _ = run(capsys, "data", "check", str(root), "--datasets", "svhn", "sun")
     assert "svhn" in out and "imagenet-c" not in out

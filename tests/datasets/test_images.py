@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets.folder import pil_loader
 
+from opentta.datasets.folders import image_folder, ood_folder
 from opentta.datasets.images import check_header, list_images, read_rgb
 from opentta.errors import DataError, UnreadableImageError
 
@@ -90,6 +91,30 @@ def test_a_link_to_nothing_is_listed_and_then_unreadable(make_tree):
     assert list_images(root) == ("a.png", "b.png")
     with pytest.raises(UnreadableImageError, match="points to nothing"):
         read_rgb(root / "b.png")
+
+
+def test_a_link_to_itself_is_unreadable_if_it_should_be_an_image_and_an_error_else(make_tree):
+    root = make_tree(["a/1.png"])
+    (root / "a" / "2.png").symlink_to(root / "a" / "2.png")
+    assert list_images(root) == ("a/1.png", "a/2.png")
+    with pytest.raises(UnreadableImageError, match=r"2\.png: .*leads back to itself"):
+        read_rgb(root / "a" / "2.png")
+    (root / "b").symlink_to(root / "b")
+    for read in (list_images, image_folder, ood_folder):
+        with pytest.raises(DataError, match=f"{root / 'b'} is a link that leads back to itself"):
+            read(root)
+
+
+@pytest.mark.parametrize("there, target", [("a/up", "."), ("a/sub/up", "a"), ("up", ".")])
+def test_a_link_to_a_folder_that_it_lies_in_is_named(make_tree, there, target):
+    root = make_tree(["a/1.png", "a/sub/2.png"])
+    (root / there).symlink_to(root / target)
+    for read in (list_images, image_folder, ood_folder):
+        with pytest.raises(DataError, match=rf"{root}.*/up is a link.*lies in.*remove"):
+            read(root)
+    (root / there).unlink()
+    (root / "other").symlink_to(root / "a" / "sub")  # a link elsewhere is a folder like any other
+    assert list_images(root) == ("a/1.png", "a/sub/2.png", "other/2.png")
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -49,6 +49,16 @@ def test_worker_processes_change_nothing(known, far, start_method):
     assert alone.unreadable == helped.unreadable and len(helped.unreadable) == 1
 
 
+def test_an_image_that_is_a_link_to_itself_is_skipped_like_any_unreadable_one(known, far):
+    root = far.reader.root
+    (root / "4.png").unlink()
+    (root / "4.png").symlink_to(root / "4.png")
+    stream = Stream(SPEC, known, [ood_folder(root, "far")])
+    pixels(stream)
+    assert len(stream.unreadable) == 2
+    assert any("4.png" in text and "itself" in text for text in stream.unreadable.values())
+
+
 def test_floats_are_those_of_torchvision_s_to_tensor():
     every = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(as_floats(every), every.float().div(255))

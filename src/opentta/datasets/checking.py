@@ -133,7 +133,7 @@ def _sets(
         if not pool.follows_corruption or isinstance(pool, OnTheFly):
             return [pool.at("", 0)], 0, []
     except OpenttaError as error:
-        return [], len(list_images(folder)), [str(error)]
+        return [], _count(folder), [str(error)]
     sets: list[ImageSet] = []
     refused = 0
     absent: list[str] = []
@@ -147,10 +147,18 @@ def _sets(
             sets.append(pool.at(corruption, severity))
         except OpenttaError as error:
             notes.append(str(error))
-            refused += len(list_images(there)) if there.is_dir() else 0
+            refused += _count(there) if there.is_dir() else 0
     if absent:
         notes.insert(0, f"severity {severity} is missing for {', '.join(absent)}")
     return sets, refused, notes
+
+
+def _count(folder: Path) -> int:
+    """Images below a folder; none where links lead in a circle, which its reader has told."""
+    try:
+        return len(list_images(folder))
+    except DataError:
+        return 0
 
 
 def _classes(sets: Sequence[ImageSet]) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from opentta.datasets.images import list_images
+from opentta.datasets.images import is_folder, list_images
 from opentta.datasets.sets import FileReader, ImageSet, at_least_one
 from opentta.errors import ConfigError, DataError, unknown
 from opentta.types import UNKNOWN
@@ -24,7 +25,8 @@ def class_folders(root: Path) -> tuple[str, ...]:
             f"expected a folder with one folder per class, but {root} "
             f"{'is a file' if root.exists() else 'does not exist'}; check the path"
         )
-    return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != "."))
+    with os.scandir(root) as entries:
+        return tuple(sorted(e.name for e in entries if e.name[0] != "." and is_folder(e)))
 
 
 def image_folder(root: Path | str, name: str = "") -> ImageSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -84,7 +85,8 @@ def list_images(root: Path) -> tuple[str, ...]:
 
     Folders come sorted by name, files sorted inside them. Hidden files are left out: archives
     made on some systems carry a ``._name.jpg`` beside every ``name.jpg``. A link to nothing is
-    listed like a file, so that whoever reads it reports it.
+    listed like a file, so that whoever reads it reports it. Links that lead in a circle are an
+    error.
     """
     if not root.is_dir():
         raise DataError(
@@ -94,20 +96,49 @@ def list_images(root: Path) -> tuple[str, ...]:
     return tuple(_walk(root, PurePosixPath()))
 
 
-def _walk(folder: Path, prefix: PurePosixPath) -> Iterator[str]:
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a link to one; a link to itself is an error that names it."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        if entry.name.lower().endswith(IMAGE_SUFFIXES):  # listed, and reported by its reader
+            return False
+        raise DataError(
+            f"expected folders of images, but {entry.path} is a link that leads back to itself; "
+            "remove it, or point it to where the images are"
+        ) from error
+
+
+def _walk(folder: Path, prefix: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[str]:
+    """``above``: the real folders in which the links were found that led here."""
     with os.scandir(folder) as entries:
         visible = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
     for entry in visible:
         if entry.name.lower().endswith(IMAGE_SUFFIXES) and _readable(entry):
             yield str(prefix / entry.name)
     for entry in visible:
-        if entry.is_dir():
-            yield from _walk(Path(entry.path), prefix / entry.name)
+        if is_folder(entry):
+            seen = above
+            if entry.is_symlink():
+                target, seen = Path(entry.path).resolve(), (*above, folder.resolve())
+                if any(place.is_relative_to(target) for place in seen):
+                    raise DataError(
+                        f"expected folders of images, but {entry.path} is a link to {target}, a "
+                        "folder that it lies in, so there would be no end; remove the link"
+                    )
+            yield from _walk(Path(entry.path), prefix / entry.name, seen)
 
 
 def _readable(entry: os.DirEntry[str]) -> bool:
-    """A file, or a link that points to nothing: that one is listed, to be reported."""
-    return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+    """A file, or a link to nothing or to itself: that one is listed, to be reported."""
+    try:
+        return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return True
 
 
 def reason_only(error: Exception, path: Path) -> str:
@@ -126,7 +157,9 @@ def check_size(width: int, height: int, where: str) -> None:
 
 def _message(path: Path, error: Exception) -> str:
     reason: str
-    if path.is_symlink() and not path.exists():
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        reason = "a link that leads back to itself"
+    elif path.is_symlink() and not path.exists():
         reason = "a link that points to nothing"
     elif not path.exists():
         reason = "no such file"

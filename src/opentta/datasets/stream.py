@@ -175,13 +175,10 @@ class Stream:
     def check_labels(self, classes: int) -> None:
         """Raise unless a head of ``classes`` classes has an answer for every known sample."""
         for number in range(len(self.spec.segments)):
-            samples = self._samples_of(number)
-            top = int(samples.labels.max())
+            top = int(self._samples_of(number).labels.max())
             if top >= classes:
-                names = samples.sets[0].classes
-                name = f" ({names[top]})" if top < len(names) else ""
                 raise DataError(
-                    f"{self.origins[0]}: expected a head that knows label {top}{name}, got one of "
+                    f"{self.origins[0]}: expected a head that knows label {top}, got one of "
                     f"{classes} classes; take weights that know all classes of the set, or name "
                     "them all in adapt(..., classes=...)"
                 )

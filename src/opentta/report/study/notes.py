@@ -199,7 +199,7 @@ def _damaged(section: Section) -> list[str]:
     if not entries:
         return []
     return [
-        f"the side files of {plural(len(entries), 'cell')} are damaged, and no samples are shown "
+        f"the side files of {len(entries)} {plural('cell', len(entries))} are damaged, and no samples are shown "
         f"of: {_all(entries)}; run the same command again to have the samples"
     ]
 
