@@ -13,8 +13,10 @@ import time
 import pytest
 from trees import BACKBONE
 
+from opentta.bench.plan import weights
 from opentta.bench.store.results import LINES, Store
 from opentta.cli import main
+from opentta.errors import DataError
 
 PRESET = f"""
 title = "Tiny streams"
@@ -285,6 +287,31 @@ def test_what_dooms_every_cell_is_told_before_the_first(typed, bench, tmp_path, 
         assert status == 2, said.err
         assert all(part in said.err for part in parts), said.err
     assert not (tmp_path / "opentta-results").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("bench", "tiny.toml"), ("tune", "tent", "--base", "tiny.toml")]
+)
+def test_this_machine_is_looked_at_before_the_network(typed, bench, command, monkeypatch, capsys):
+    """Weights that are not here take minutes to come, or to turn out not to."""
+    asked = []
+
+    def offline(name, file=None):
+        asked.append(name)
+        raise DataError("cannot download")
+
+    monkeypatch.setattr(weights, "_cached", lambda name: None)
+    monkeypatch.setattr(weights, "_from_timm", offline)
+    words = [*command, "--device", "cpu", "--corruptions", "fog"]
+    for local, told in [
+        (["--data-root", "/nope"], "/nope"),
+        ([], "--data-root ROOT"),
+        (["--data-root", str(bench.root), "--results", "tiny.toml"], "tiny.toml is a file"),
+    ]:
+        status, said = run([*words, *local], capsys)
+        assert status == 2 and told in said.err and not asked
+    status, said = run([*words, "--data-root", str(bench.root)], capsys)
+    assert status == 2 and "cannot download" in said.err and asked == [BACKBONE]
 
 
 def test_a_set_that_some_cells_miss_is_named_and_the_others_run(typed, capsys):

@@ -78,11 +78,12 @@ class Bench(Running):
     def run(self) -> int:
         """Plan, run, print the table, write the report."""
         from opentta.bench.plan.presets import plan_of
+        from opentta.bench.plan.weights import NOT_LOOKED_UP
         from opentta.bench.run.start import preflight
         from opentta.bench.store.plans import add_plan
         from opentta.bench.store.results import Store
 
-        preset, cells = self.plan()
+        preset, cells = self.plan(download=False)
         if self.dry_run:
             _print_cells(preset, cells, self.results, self.count_processes(cells))
             return 0
@@ -91,6 +92,8 @@ class Bench(Running):
         remarks = preflight(cells, self.where(), look=self.engine == "local")
         store = Store(self.results)
         store.check_writable()
+        if any(cell.weights.hash == NOT_LOOKED_UP for cell in cells):
+            preset, cells = self.plan()  # now that all on this machine is in order
         plan = plan_of(preset, cells, command_line())
         add_plan(store.path, plan)
         for note in (*plan.notes, *remarks):
@@ -104,8 +107,8 @@ class Bench(Running):
         show_results(self.results, preset.name, report=self.report)
         return SOME_FAILED if tally.failed else 0
 
-    def plan(self) -> tuple[Preset, list[Cell]]:
-        """The preset and its cells as the arguments change them."""
+    def plan(self, *, download: bool = True) -> tuple[Preset, list[Cell]]:
+        """The preset and its cells as the arguments change them; see ``expand`` for download."""
         from opentta.bench.plan.expand import expand
         from opentta.bench.plan.presets import load_preset
 
@@ -131,7 +134,7 @@ class Bench(Running):
             threads=self.threads,
             limit=self.limit,
             fields=parse_fields(self.set),
-            download=not self.dry_run,
+            download=download,
         )
         return preset, cells
 

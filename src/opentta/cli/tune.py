@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
@@ -67,6 +67,7 @@ class Tune(Running):
 
     def run(self) -> int:
         """Search, print the ranking, write the preset."""
+        from opentta.bench.plan.expand import expand
         from opentta.bench.run.start import preflight
         from opentta.bench.store.plans import Plan, add_plan
         from opentta.bench.store.results import Store
@@ -88,13 +89,22 @@ class Tune(Running):
         stages = stages_of(self.method, parse_grid(self.grid) if self.grid else None)
         store = Store(self.results)
         store.check_writable()
+        asked: dict[str, Any] = {
+            "weights": self.weights,
+            "preprocessing": self.preprocessing,
+            "device": self.device_type(),
+            "precision": self.precision,
+            "threads": self.threads,
+            "limit": self.limit,
+        }
+        # before any download: the streams are the same at every point
+        cells = expand(preset, **asked, download=False)
+        preflight(cells, self.where(), look=self.engine == "local")
         places: list[Place] = []
         failed = 0
 
         def compute(cells: list[Cell]) -> list[Record]:
             nonlocal failed
-            if not places:
-                preflight(cells, self.where(), look=self.engine == "local")
             places.extend(cell.place for cell in cells)
             command = command_line()
             plan = Plan(preset.name, preset.title, "tune", command=command, cells=tuple(places))
@@ -102,17 +112,7 @@ class Tune(Running):
             failed += self.run_all(cells, store).failed
             return store.read()
 
-        found = tune(
-            preset,
-            stages,
-            compute,
-            weights=self.weights,
-            preprocessing=self.preprocessing,
-            device=self.device_type(),
-            precision=self.precision,
-            threads=self.threads,
-            limit=self.limit,
-        )
+        found = tune(preset, stages, compute, **asked)
         _print_trials(found)
         write_tuned(out, found, self.base)
         make_console(stderr=True).print(

@@ -43,10 +43,14 @@ def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tupl
     """
     if where.workers < 0:
         raise ConfigError(f"expected 0 or more workers that decode images, got {where.workers}")
+    remarks = _missing_sets(cells, where) if look else ()
     for weights in {cell.weights for cell in cells if cell.weights.file is not None}:
         load_model(weights)
-    if not look:
-        return ()
+    return remarks
+
+
+def _missing_sets(cells: Sequence[Cell], where: Where) -> tuple[str, ...]:
+    """A remark for every set that some cells will miss; an error where all miss one."""
     used = {share.name: share for cell in cells for share in _shares(cell)}
     absent = {name for name, share in used.items() if not _is_there(share, where.root)}
     if not absent:
