@@ -2,9 +2,9 @@
 
     python tools/make_assets.py --weights OUT/RECIPE.safetensors --cifar cifar10.npz
 
-``cifar10.npz`` is what tools/cifar10_from_npm.py writes; the weights are those of
-docs/decisions/embedded.md. Images are stored losslessly (WebP); the script reads everything back
-and compares. The same input gives the same bytes with the same versions of Pillow and numpy.
+``cifar10.npz`` and the weights come from the scripts of commit d42d597 (docs/embedded.md). Images
+are stored losslessly (WebP); the script reads everything back and compares. The same input gives
+the same bytes with the same versions of Pillow and numpy.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from cifar10_from_npm import part
 from far_ood import generate
 from PIL import Image
 from safetensors import safe_open
@@ -34,6 +33,13 @@ SHAPE = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_class
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
 FISHER_IMAGES = 2000
 BATCH = 64
+
+
+def part(labels: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.intp]:
+    """Indices of one part of CIFAR-10's test set, in the official order."""
+    start, stop = {"benchmark": (0, 200), "validation": (200, 600)}[name]  # of each class
+    chosen = [np.flatnonzero(labels == c)[start:stop] for c in range(10)]
+    return np.sort(np.concatenate(chosen))
 
 
 def main() -> None:

@@ -245,9 +245,9 @@ def test_a_side_file_that_was_cut_off_is_told_and_reads_as_nothing(tmp_path):
     study = load_study(store)
     (told,) = [text for text in study.warnings if "damaged" in text]
     assert "the side files of 2 cells are damaged" in told and "sar × textures" in told
-    assert not any(study.has_samples(record) for record in study.records)
-    assert all(study.samples(record) is None for record in study.records)
-    assert all(study.extras(record) == {} for record in study.records)
+    assert not any(study.side.has_samples(record) for record in study.records)
+    assert all(study.side.samples(record) is None for record in study.records)
+    assert all(study.side.extras(record) == {} for record in study.records)
 
 
 def test_a_plan_without_results_is_all_missing(tmp_path):

@@ -198,9 +198,11 @@ def _damaged(section: Section) -> list[str]:
     entries = [e for e in section.entries if side and e.record and side.store.is_damaged(e.record)]
     if not entries:
         return []
+    many = len(entries)
     return [
-        f"the side files of {len(entries)} {plural('cell', len(entries))} are damaged, and no samples are shown "
-        f"of: {_all(entries)}; run the same command again to have the samples"
+        f"the side {plural('file', many)} of {many} {plural('cell', many)} "
+        f"{'are' if many > 1 else 'is'} damaged, and no samples are shown of: {_all(entries)}; run "
+        "the same command again to have them"
     ]
 
 
