@@ -45,6 +45,7 @@ def cluster(ray):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_lost_node_costs_time_but_no_cell_and_no_bit(bench, ray, cluster):
     cluster, second = cluster
     long = bench.stream(passes=35)

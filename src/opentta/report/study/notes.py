@@ -199,10 +199,10 @@ def _damaged(section: Section) -> list[str]:
     if not entries:
         return []
     many = len(entries)
+    are, whose = ("are", "their commands") if many > 1 else ("is", "its command")
     return [
-        f"the side {plural('file', many)} of {many} {plural('cell', many)} "
-        f"{'are' if many > 1 else 'is'} damaged, and no samples are shown of: {_all(entries)}; run "
-        "the same command again to have them"
+        f"the side {plural('file', many)} of {many} {plural('cell', many)} {are} damaged, and no "
+        f"samples are shown of: {_all(entries)}; run {whose} again to have the samples"
     ]
 
 
