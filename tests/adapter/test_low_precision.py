@@ -141,7 +141,9 @@ VARIANTS = [
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # torch's own, of speed; RMSNorm on a CPU
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", ["timm", *(pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES if n != "timm")]
+)
 @pytest.mark.parametrize("method, fields", VARIANTS, ids=str)
 def test_every_family_answers_about_as_in_float32(name, method, fields, images):
     if name == "huggingface":
