@@ -1,12 +1,11 @@
-"""Far out-of-distribution images by formula: textures and digits, 32 x 32, in natural colours.
+"""Far out-of-distribution images by formula: textures and digits, 160 x 160, in natural colours.
 
     python tools/far_ood.py far.npz --count 400 --seed 0
 
 Textures come from formulas, digits from scikit-learn's copy of the UCI optical digits (8 x 8
 pixels, free to use with attribution: Alpaydin & Kaynak, 1998). So that colour and brightness alone
-do not give them away, colours are drawn from the mean and covariance of CIFAR-10's training
-pixels, the contrast of an image from the spread that natural images have, and a soft shade lies
-over each.
+do not give them away, colours are drawn from the mean and covariance of photographs' pixels, the
+contrast of an image from the spread that natural images have, and a soft shade lies over each.
 """
 
 import argparse
@@ -18,12 +17,13 @@ import numpy.typing as npt
 from scipy.ndimage import gaussian_filter, map_coordinates, zoom
 from sklearn.datasets import load_digits
 
-SIDE = 32
-FINE = 64  # drawn at twice the size and averaged down, as a camera would
-# Mean and covariance of the RGB values in [0, 1] of CIFAR-10's training pixels.
-MEAN = np.array([0.4914, 0.4822, 0.4465])
+SIDE = 160
+FINE = 320  # drawn at twice the size and averaged down, as a camera would
+COARSE = 128  # on which substances react
+# Mean and covariance of the RGB values in [0, 1] of the pets that no stream contains.
+MEAN = np.array([0.4946, 0.4649, 0.4188])
 COVARIANCE = np.array(
-    [[0.0610, 0.0548, 0.0507], [0.0548, 0.0593, 0.0578], [0.0507, 0.0578, 0.0684]]
+    [[0.0752, 0.0684, 0.0641], [0.0684, 0.0707, 0.0673], [0.0641, 0.0673, 0.0736]]
 )
 
 Plane = npt.NDArray[np.float64]  # (H, W), any range
@@ -116,15 +116,16 @@ def bricks(rng: Rng) -> Plane:
 def reaction(rng: Rng) -> Plane:
     """Spots and mazes: two substances that react and spread (Gray and Scott)."""
     feed, kill = [(0.037, 0.060), (0.030, 0.057), (0.029, 0.0565), (0.042, 0.061)][rng.integers(4)]
-    u, v = np.ones((FINE, FINE)), np.zeros((FINE, FINE))
-    seeds = rng.random((FINE // 4, FINE // 4)) < 0.15
+    u, v = np.ones((COARSE, COARSE)), np.zeros((COARSE, COARSE))
+    seeds = rng.random((COARSE // 4, COARSE // 4)) < 0.15
     v[np.kron(seeds, np.ones((4, 4))) > 0] = 0.4
     u -= v
     for _ in range(1500):
         reacted = u * v * v
         u += 0.16 * _spread(u) - reacted + feed * (1 - u)
         v += 0.08 * _spread(v) + reacted - (feed + kill) * v
-    return v
+    fine: Plane = zoom(v, FINE / COARSE, order=3)
+    return fine
 
 
 def _spread(a: Plane) -> Plane:
@@ -137,13 +138,14 @@ def digits(rng: Rng) -> Plane:
     plane = 0.4 * clouds(rng, 1.8)
     images = load_digits().images
     for _ in range(rng.integers(1, 3)):
-        glyph = np.pad(zoom(images[rng.integers(len(images))] / 16, 4, order=1), 16)  # (64, 64)
+        drawn = zoom(images[rng.integers(len(images))] / 16, FINE / 16, order=1)
+        glyph = np.pad(drawn, FINE // 4)  # (FINE, FINE)
         angle, scale = rng.uniform(-0.4, 0.4), rng.uniform(0.55, 1.1)
         shift = rng.uniform(-0.2, 0.2, 2) * FINE
         y, x = (Y - 0.5) * FINE * scale, (X - 0.5) * FINE * scale
         place = [
-            y * np.cos(angle) + x * np.sin(angle) + 32 + shift[0],
-            x * np.cos(angle) - y * np.sin(angle) + 32 + shift[1],
+            y * np.cos(angle) + x * np.sin(angle) + FINE / 2 + shift[0],
+            x * np.cos(angle) - y * np.sin(angle) + FINE / 2 + shift[1],
         ]
         plane += 3 * rng.choice([-1, 1]) * map_coordinates(glyph, place, order=1)
     return plane
@@ -156,16 +158,16 @@ KINDS: dict[str, Callable[[Rng], Plane]] = {
 
 
 def picture(kind: str, rng: Rng) -> npt.NDArray[np.uint8]:
-    """One image of a kind: uint8 (32, 32, 3)."""
+    """One image of a kind: uint8 (SIDE, SIDE, 3)."""
     plane = KINDS[kind](rng)
     low, high = np.quantile(plane, [0.02, 0.98])
-    t = np.clip((plane - low) / max(high - low, 1e-9), 0, 1)[..., None]  # (64, 64, 1)
+    t = np.clip((plane - low) / max(high - low, 1e-9), 0, 1)[..., None]  # (FINE, FINE, 1)
     one, two = _two_colours(rng)
     image = one * (1 - t) + two * t
-    grain = gaussian_filter(rng.normal(size=(FINE, FINE)), 1) * rng.uniform(0, 0.08)
+    grain = gaussian_filter(rng.normal(size=(FINE, FINE)), 1.5) * rng.uniform(0, 0.15)
     shade = clouds(rng, 2.5) * rng.uniform(0.02, 0.12)
     image = image + (grain + shade)[..., None]
-    image = gaussian_filter(image, (rng.uniform(0.5, 1.2),) * 2 + (0,))
+    image = gaussian_filter(image, (rng.uniform(0.8, 2.5),) * 2 + (0,))
     small = image.reshape(SIDE, 2, SIDE, 2, 3).mean(axis=(1, 3))
     out: npt.NDArray[np.uint8] = np.clip(small * 255 + 0.5, 0, 255).astype(np.uint8)
     return out
@@ -180,14 +182,14 @@ def _two_colours(rng: Rng) -> npt.NDArray[np.float64]:
 
 
 def generate(count: int, seed: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """``count`` images (N, 32, 32, 3) and the number of each one's kind (N,), kinds in turn.
+    """``count`` images (N, SIDE, SIDE, 3) and the number of each one's kind (N,), kinds in turn.
 
     Image i depends on the seed and i alone: a longer set begins with the shorter one.
 
     Example:
         >>> images, kinds = generate(3, seed=0)
         >>> images.shape, kinds.tolist()
-        ((3, 32, 32, 3), [0, 1, 2])
+        ((3, 160, 160, 3), [0, 1, 2])
     """
     names = list(KINDS)
     kinds = np.arange(count) % len(names)

@@ -1,137 +1,184 @@
-"""Write what the package ships: src/opentta/assets, from weights, CIFAR-10 and formulas.
+"""Write what the package ships: src/opentta/assets, from the ViT-Tiny, the pets and formulas.
 
-    python tools/make_assets.py --weights OUT/RECIPE.safetensors --cifar cifar10.npz
+    python tools/make_assets.py --weights vit_tiny_patch16_224.safetensors --pets pets
 
-``cifar10.npz`` and the weights come from the scripts of commit d42d597 (docs/embedded.md). Images
-are stored losslessly (WebP); the script reads everything back and compares. The same input gives
-the same bytes with the same versions of Pillow and numpy.
+The weights are timm's `vit_tiny_patch16_224.augreg_in21k_ft_in1k`; `pets` has a folder of
+photographs per breed in `known` and `near`, and `classes.csv` with the ImageNet index of each known
+breed. The same input gives the same bytes with the library versions that the manifest names; the
+statistics, which are sums of float32, on the same kind of processor.
 """
 
 import argparse
+import csv
 import hashlib
 import io
 import json
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import timm
 import torch
-from far_ood import generate
+from far_ood import SIDE, generate
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file, save
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import checkpoint_filter_fn
 
 import opentta
+from opentta import assets
 
 HOME = Path(__file__).resolve().parents[1] / "src" / "opentta" / "assets"
-KNOWN = 8  # CIFAR-10 labels below are known; ship and truck are the near OOD set
-SIZES = {"benchmark": (200, 100, 200, 0), "validation": (100, 100, 200, 1)}
-"""Part -> known images a class, near images a class, far images, seed of the far ones."""
-SHAPE = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10's training images
-FISHER_IMAGES = 2000
-BATCH = 64
+KNOWN_PARTS = {"source": range(0, 4), "validation": range(4, 16), "benchmark": range(16, 40)}
+NEAR_PARTS = {"validation": range(4, 10), "benchmark": range(16, 28)}
+"""Part -> photographs of each breed, by their place in the order of file names."""
+FAR = {"validation": (72, 1), "benchmark": (144, 0)}
+"""Part -> number of images, seed."""
+SHIPPED = ("benchmark", "validation")
+KINDS = ("known", "near", "far")
+QUALITY = 90  # of the lossy WebP files
+LIBRARIES = ("Pillow", "numpy", "scipy", "scikit-learn", "timm", "torch")
+
+Pixels = npt.NDArray[np.uint8]  # (SIDE, SIDE, 3)
 
 
-def part(labels: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.intp]:
-    """Indices of one part of CIFAR-10's test set, in the official order."""
-    start, stop = {"benchmark": (0, 200), "validation": (200, 600)}[name]  # of each class
-    chosen = [np.flatnonzero(labels == c)[start:stop] for c in range(10)]
-    return np.sort(np.concatenate(chosen))
+class Row(NamedTuple):
+    """One shipped image."""
+
+    pixels: Pixels
+    key: str
+    label: int  # place of the breed among the known ones; -1: unknown
+    part: str
+    kind: str
 
 
 def main() -> None:
     """Write the three files and the manifest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--cifar", type=Path, required=True)
+    parser.add_argument("--pets", type=Path, required=True)
     args = parser.parse_args()
-    with np.load(args.cifar) as arrays:
-        cifar = dict(arrays)
     HOME.mkdir(parents=True, exist_ok=True)
-    about = {"vit.safetensors": copy_weights(args.weights)}
-    about["images.npz"] = write_images(cifar["test_images"], cifar["test_labels"])
-    about["statistics.safetensors"] = write_statistics(cifar, about["vit.safetensors"])
-    text = json.dumps(about, indent=2, sort_keys=True) + "\n"
-    (HOME / "manifest.json").write_text(text, encoding="utf-8")
+    about: dict[str, Any] = {assets.MODEL: write_weights(args.weights)}
+    about[assets.IMAGES] = write_images(args.pets)
+    write_manifest(about)
+    about[assets.STATISTICS] = write_statistics(args.pets)
+    write_manifest(about)
     total = sum(entry["bytes"] for entry in about.values())
     print(f"{total / 1e6:.1f} MB in {HOME}")
 
 
-def copy_weights(path: Path) -> dict[str, Any]:
-    """The trained weights as they are; their shape and statistics go to the manifest."""
-    with safe_open(path, "pt") as file:
-        meta = file.metadata()
-    entry = put("vit.safetensors", path.read_bytes())
-    entry["shape"] = {name: int(meta[name]) for name in SHAPE}
-    size = entry["shape"]["img_size"]
+def write_weights(path: Path) -> dict[str, Any]:
+    """The network for images of SIDE pixels, in half precision."""
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, img_size=SIDE)
+    tensors = checkpoint_filter_fn(load_file(path), model)  # resamples the position embedding
+    model.load_state_dict(tensors, strict=True)
+    half = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
+    entry = put(assets.MODEL, save(half))
+    entry["source"] = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    entry["source_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    entry["shape"] = {
+        "img_size": SIDE,
+        "patch_size": 16,
+        "embed_dim": 192,
+        "depth": 12,
+        "num_heads": 3,
+        "num_classes": 1000,
+    }
     entry["pretrained_cfg"] = {
-        "input_size": [3, size, size],
-        "mean": list(MEAN),
-        "std": list(STD),
-        "crop_pct": 1.0,
+        "input_size": [3, SIDE, SIDE],
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "crop_pct": 0.9,
         "interpolation": "bicubic",
     }
     return entry
 
 
-def write_images(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """The benchmark and the validation part: known, near and far images, lossless."""
-    rows: list[tuple[npt.NDArray[np.uint8], str, int, int, int]] = []
-    for number, (name, (known, near, far, seed)) in enumerate(SIZES.items()):
-        chosen = part(labels, name)  # in the official order, so that any first N are a fair mix
-        taken = [chosen[labels[chosen] == c][: known if c < KNOWN else near] for c in range(10)]
-        for i in np.sort(np.concatenate(taken)):
-            kind = int(labels[i] >= KNOWN)
-            rows.append((images[i], f"cifar10-test/{i}", int(labels[i]), number, kind))
-        for i, image in enumerate(generate(far, seed)[0]):
-            rows.append((image, f"far-{seed}/{i}", -1, number, 2))
-    files = [encoded(image) for image, *_ in rows]
-    for (image, *_), file in zip(rows, files, strict=True):
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(file)).convert("RGB")), image)
+def known_breeds(pets: Path) -> dict[str, int]:
+    """Breed -> ImageNet index, in the order of the names."""
+    with (pets / "classes.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row["breed"]: int(row["imagenet_index"]) for row in csv.DictReader(file)}
+    return dict(sorted(rows.items()))
+
+
+def photographs(folder: Path, places: range) -> Iterator[tuple[Path, int]]:
+    """Some photographs of every breed in a folder, and the breed's number: first those at the
+    first place, then those at the second, so that any first N are a fair mix.
+    """
+    breeds = sorted(path for path in folder.iterdir() if path.is_dir())
+    files = [sorted(breed.glob("*.jpg")) for breed in breeds]
+    for place in places:
+        for number, of_breed in enumerate(files):
+            yield of_breed[place], number
+
+
+def reduced(path: Path) -> Pixels:
+    """A photograph at the size of the benchmark."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+
+
+def rows_of(pets: Path) -> Iterator[Row]:
+    """Everything that is shipped, in order."""
+    for part in SHIPPED:
+        for path, breed in photographs(pets / "known", KNOWN_PARTS[part]):
+            yield Row(reduced(path), f"{path.parent.name}/{path.stem}", breed, part, "known")
+        for path, _ in photographs(pets / "near", NEAR_PARTS[part]):
+            yield Row(reduced(path), f"{path.parent.name}/{path.stem}", -1, part, "near")
+        count, seed = FAR[part]
+        for i, image in enumerate(generate(count, seed)[0]):
+            yield Row(image, f"far-{seed}/{i}", -1, part, "far")
+
+
+def write_images(pets: Path) -> dict[str, Any]:
+    """The benchmark and the validation part: known, near and far images."""
+    breeds = known_breeds(pets)
+    folders = sorted(path.name for path in (pets / "known").iterdir() if path.is_dir())
+    if folders != list(breeds):
+        raise SystemExit(f"expected a folder per breed of classes.csv in known, found {folders}")
+    rows = list(rows_of(pets))
+    files = [encoded(row.pixels) for row in rows]
     buffer = io.BytesIO()
     np.savez(
         buffer,
         webp=np.frombuffer(b"".join(files), np.uint8),
         offset=np.cumsum([0, *map(len, files)]).astype(np.int32),
-        key=np.array([row[1] for row in rows]),
-        label=np.array([row[2] for row in rows], np.int8),
-        part=np.array([row[3] for row in rows], np.int8),
-        kind=np.array([row[4] for row in rows], np.int8),
+        key=np.array([row.key for row in rows]),
+        label=np.array([row.label for row in rows], np.int8),
+        part=np.array([row.part for row in rows]),
+        kind=np.array([row.kind for row in rows]),
+        breed=np.array(list(breeds)),
+        imagenet_index=np.array(list(breeds.values()), np.int16),
     )
-    entry = put("images.npz", buffer.getvalue())
+    entry = put(assets.IMAGES, buffer.getvalue())
     entry["images"] = len(rows)
     return entry
 
 
-def encoded(image: npt.NDArray[np.uint8]) -> bytes:
-    """Lossless WebP."""
+def encoded(image: Pixels) -> bytes:
+    """A WebP file; its decoding is fixed by the format."""
     buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "webp", lossless=True, quality=100, method=6)
+    Image.fromarray(image).save(buffer, "webp", quality=QUALITY, method=6)
     return buffer.getvalue()
 
 
-def write_statistics(cifar: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    """EATA's Fisher information and OWTTT's prototypes, from training images of known classes."""
-    known = np.flatnonzero(cifar["train_labels"] < KNOWN)
-    chosen = np.random.default_rng(0).choice(known, FISHER_IMAGES, replace=False)
-    pixels = torch.from_numpy(cifar["train_images"][np.sort(chosen)]).permute(0, 3, 1, 2)
-    batches = [batch.float() / 255 for batch in pixels.split(BATCH)]
-    vit = VisionTransformer(**about["shape"])
-    tensors = load_file(HOME / "vit.safetensors")
-    vit.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    cfg = about["pretrained_cfg"]
+def write_statistics(pets: Path) -> dict[str, Any]:
+    """EATA's Fisher information and OWTTT's prototypes, from photographs that no stream has."""
+    torch.set_num_threads(1)
+    chosen = [reduced(path) for path, _ in photographs(pets / "known", KNOWN_PARTS["source"])]
+    pixels = torch.from_numpy(np.stack(chosen)).permute(0, 3, 1, 2)
+    batches = [batch.float() / 255 for batch in pixels.split(50)]
+    classes = list(known_breeds(pets).values())
     learned = {}
     for method, fields in (("eata", {"fisher_weight": 1.0}), ("owttt", {})):
-        adapter = opentta.adapt(
-            vit.eval(), method, normalization=(tuple(cfg["mean"]), tuple(cfg["std"])), **fields
-        )
+        adapter = opentta.adapt(assets.model(), method, classes=classes, **fields)
         adapter.fit_source(batches)
         learned |= {f"{method}/{name}": t.contiguous() for name, t in adapter.source.items()}
-    entry = put("statistics.safetensors", save(learned))
-    entry["source"] = f"{FISHER_IMAGES} CIFAR-10 training images of the known classes"
+    entry = put(assets.STATISTICS, save(learned))
+    entry["images"] = len(chosen)
     return entry
 
 
@@ -139,6 +186,15 @@ def put(name: str, data: bytes) -> dict[str, Any]:
     """Write a file and describe it."""
     (HOME / name).write_bytes(data)
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def write_manifest(about: dict[str, Any]) -> None:
+    """The description of every file and the libraries that made them."""
+    made_with = {name: version(name) for name in LIBRARIES}
+    entries = {name: {**entry, "made_with": made_with} for name, entry in about.items()}
+    text = json.dumps(entries, indent=2, sort_keys=True) + "\n"
+    (HOME / "manifest.json").write_text(text, encoding="utf-8")
+    assets.forget()
 
 
 if __name__ == "__main__":

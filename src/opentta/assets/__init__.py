@@ -1,4 +1,4 @@
-"""What the package ships: a small backbone, real images, statistics of its training data, results.
+"""What the package ships: a ViT-Tiny, photographs of pets, source statistics, results.
 
 Every file is read through ``importlib.resources`` and checked against ``manifest.json`` before it
 is used. docs/embedded.md says where each comes from.
@@ -8,22 +8,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opentta.assets.files import IMAGES, MODEL, RESULTS, STATISTICS, manifest, read
+from opentta.assets.files import IMAGES, MODEL, RESULTS, STATISTICS, forget, manifest, read
 from opentta.errors import unknown
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
     from torch import Tensor
 
-__all__ = ["IMAGES", "MODEL", "RESULTS", "STATISTICS", "manifest", "model", "read", "statistics"]
+__all__ = [
+    "IMAGES",
+    "MODEL",
+    "RESULTS",
+    "STATISTICS",
+    "forget",
+    "manifest",
+    "model",
+    "read",
+    "statistics",
+]
 
 
 def model() -> VisionTransformer:
-    """A new copy of the shipped backbone, in eval mode, with its statistics in pretrained_cfg.
+    """A new copy of the shipped ViT-Tiny in float32 and eval mode: (B, 3, 160, 160) -> (B, 1000).
+
+    The mean and std that it wants are in its ``pretrained_cfg``, where ``adapt`` finds them.
 
     Example:
         >>> model().head.out_features
-        8
+        1000
     """
     from safetensors.torch import load
     from timm.models.vision_transformer import VisionTransformer
@@ -37,11 +49,11 @@ def model() -> VisionTransformer:
 
 
 def statistics(method: str) -> dict[str, Tensor]:
-    """What ``fit_source`` of a method learned from the backbone's training images.
+    """What ``fit_source`` of a method learned from photographs of known breeds.
 
     Example:
         >>> len(statistics("owttt")["prototypes"])
-        8
+        25
     """
     from safetensors.torch import load
 

@@ -41,6 +41,12 @@ def read(name: str) -> bytes:
     return _checked(name)
 
 
+def forget() -> None:
+    """Read every file anew when it is next asked for: for the tools that write them."""
+    _manifest.cache_clear()
+    _checked.cache_clear()
+
+
 @cache
 def _manifest() -> dict[str, Any]:
     text = files(__package__).joinpath(_MANIFEST).read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ def _embedded(name: str, split: str, kind: Kind, images: int) -> CatalogEntry:
         layout="inside the package",
         page="docs/embedded.md",
         images=images,
-        classes=8 if kind == "known" else None,
+        classes=25 if kind == "known" else None,
         read=read,
         in_paper=False,
     )
@@ -62,14 +62,13 @@ def _embedded(name: str, split: str, kind: Kind, images: int) -> CatalogEntry:
 
 def _not_shipped(folder: Path) -> ImagePool:
     raise DataError(
-        f"{EMBEDDED_TRAIN} stands for the training images of the embedded backbone, of which the "
-        "package ships statistics only (EATA, OWTTT); name it as the source of the embedded "
-        "backbone, not as a set to read"
+        f"{PETS_SOURCE} stands for photographs of which the package ships statistics only (EATA, "
+        "OWTTT); name it as the source of the embedded backbone, not as a set to read"
     )
 
 
-EMBEDDED_TRAIN = "embedded-train"
-"""The source of the embedded backbone: statistics are shipped, images are not."""
+PETS_SOURCE = "pets-source"
+"""The source images of the embedded backbone: statistics are shipped, images are not."""
 
 
 def _ood_c(folder: Path, name: str) -> ImagePool:
@@ -103,20 +102,20 @@ def _published() -> Iterator[CatalogEntry]:
 
 _ENTRIES = (
     *_published(),
-    _embedded("embedded", "benchmark", "known", 1600),
-    _embedded("embedded-near-c", "benchmark", "near", 200),
-    _embedded("embedded-far-c", "benchmark", "far", 200),
-    _embedded("embedded-val", "validation", "known", 800),
-    _embedded("embedded-val-near-c", "validation", "near", 200),
-    _embedded("embedded-val-far-c", "validation", "far", 200),
+    _embedded("pets", "benchmark", "known", 600),
+    _embedded("pets-near-c", "benchmark", "near", 144),
+    _embedded("pets-far-c", "benchmark", "far", 144),
+    _embedded("pets-val", "validation", "known", 300),
+    _embedded("pets-val-near-c", "validation", "near", 72),
+    _embedded("pets-val-far-c", "validation", "far", 72),
     CatalogEntry(
-        name=EMBEDDED_TRAIN,
+        name=PETS_SOURCE,
         role="id",
         folder="",
         layout="statistics inside the package",
         page="docs/embedded.md",
-        images=40_000,
-        classes=8,
+        images=100,
+        classes=25,
         read=_not_shipped,
         in_paper=False,
     ),

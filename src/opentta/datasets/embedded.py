@@ -1,8 +1,8 @@
-"""The images that the package ships: CIFAR-10 test images and far OOD images, 32 x 32.
+"""The images that the package ships: photographs of pets, and textures and digits by formula.
 
-Eight classes are known; ship and truck are the near OOD set; textures by formula and digits the
-far one. The benchmark and the validation split, on which hyper-parameters are chosen, are disjoint.
-docs/embedded.md has the provenance.
+25 breeds are known, classes of ImageNet; 12 others are the near OOD set, textures and digits the
+far one; all have 160 x 160 pixels. The benchmark and the validation part, on which hyper-parameters
+are chosen, share no photograph. docs/embedded.md has the provenance.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,23 +17,23 @@ from PIL import Image
 
 from opentta import assets
 from opentta.datasets.images import Pixels
-from opentta.datasets.sets import ImageSet, Labels
+from opentta.datasets.sets import ImageSet
 from opentta.errors import unknown
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse")
-"""The known ones, CIFAR-10's first eight; ship and truck follow."""
 SPLITS = ("benchmark", "validation")
-KINDS = ("known", "near", "far")
 Kind = Literal["known", "near", "far"]
 
 
 @dataclass(frozen=True)
 class EmbeddedReader:
-    """Reads from the package: a key is ``<set>/<number>``, the number of the image in its set."""
+    """Reads from the package: a key is ``<breed>/<number>``, the number of the photograph."""
 
     def read(self, key: str) -> Pixels:
-        """Pixels (32, 32, 3) uint8 of one image."""
-        return np.array(_pixels()[_rows()[key]])
+        """Pixels (160, 160, 3) uint8 of one image."""
+        table, row = _table(), _rows()[key]
+        file = table["webp"][table["offset"][row] : table["offset"][row + 1]]
+        with Image.open(io.BytesIO(file.tobytes())) as image:
+            return np.array(image.convert("RGB"))
 
     def where(self, key: str) -> str:
         """The file and the key."""
@@ -48,18 +47,26 @@ class EmbeddedReader:
 def embedded_set(name: str, split: str, kind: Kind) -> ImageSet:
     """One of the shipped sets under the name ``name``.
 
+    Labels of known images count the breeds; ``class_indices`` has the ImageNet index of each.
+
     Example:
-        >>> known = embedded_set("embedded", "benchmark", "known")
-        >>> known.classes[known.labels[0]], known.read(0).shape
-        ('cat', (32, 32, 3))
+        >>> known = embedded_set("pets", "benchmark", "known")
+        >>> known.classes[known.labels[1]], known.class_indices[1], known.read(1).shape
+        ('basset_hound', 161, (160, 160, 3))
     """
     if split not in SPLITS:
         raise unknown("split of the shipped images", split, SPLITS)
     table = _table()
-    chosen = (table["part"] == SPLITS.index(split)) & (table["kind"] == KINDS.index(kind))
-    keys = tuple(str(key) for key in table["key"][chosen])
-    labels: Labels = table["label"][chosen].astype(np.int64)
-    images = ImageSet(name, EmbeddedReader(), keys, labels, CLASSES, kind="stored")
+    chosen = (table["part"] == split) & (table["kind"] == kind)
+    images = ImageSet(
+        name,
+        EmbeddedReader(),
+        keys=tuple(map(str, table["key"][chosen])),
+        labels=table["label"][chosen],
+        classes=tuple(map(str, table["breed"])),
+        class_indices=tuple(map(int, table["imagenet_index"])),
+        kind="stored",
+    )
     return images if kind == "known" else images.as_ood()
 
 
@@ -72,12 +79,3 @@ def _table() -> dict[str, np.ndarray]:
 @cache
 def _rows() -> dict[str, int]:
     return {str(key): row for row, key in enumerate(_table()["key"])}
-
-
-@cache
-def _pixels() -> Pixels:
-    """All images decoded, (N, 32, 32, 3); a second's work, once per process."""
-    table = _table()
-    blob, ends = table["webp"].tobytes(), table["offset"].tolist()
-    files = [io.BytesIO(blob[start:end]) for start, end in pairwise(ends)]
-    return np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])

@@ -166,7 +166,7 @@ def _unknown_backbone(name: str) -> UnknownNameError:
 def timm_config(name: str) -> Mapping[str, Any]:
     """How timm describes a checkpoint: tag, input size, mean and std."""
     if name == EMBEDDED:
-        own: Mapping[str, Any] = assets.model().pretrained_cfg
+        own: Mapping[str, Any] = assets.manifest()[assets.MODEL]["pretrained_cfg"]
         return own
     config: Mapping[str, Any] = timm.models.get_pretrained_cfg(name).to_dict()
     return config

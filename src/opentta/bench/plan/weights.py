@@ -45,7 +45,7 @@ def find_weights(name: str, file: Path | None = None, *, download: bool = True) 
         _is_readable(file)
         return Weights(name, _file_hash(file), str(file))
     if name == EMBEDDED:
-        return Weights(name, _tensor_hash(assets.model().state_dict()))
+        return Weights(name, assets.manifest()[assets.MODEL]["sha256"])
     found = _cached(name)
     if found is None:
         if not download:
@@ -62,18 +62,17 @@ def load_model(weights: Weights, *, device: str = "cpu") -> VisionTransformer:
 
     A file with another number of classes than timm's checkpoint gives a head of that size.
     """
-    path = None
     if weights.file is not None:
         path = Path(weights.file)
         _is_readable(path)
-        model = _from_file(weights.name, path)
-    elif weights.name == EMBEDDED:
-        model = assets.model()
+        model, loaded = _from_file(weights.name, path), _file_hash(path)
+    elif weights.name == EMBEDDED:  # the file is compared with its hash when it is read
+        model, loaded = assets.model(), find_weights(EMBEDDED).hash
     else:
-        path = _cached(weights.name)
-        model = _from_timm(weights.name, path)
-        path = path or _cached(weights.name)
-    loaded = _tensor_hash(model.state_dict()) if path is None else _file_hash(path)
+        cached = _cached(weights.name)
+        model = _from_timm(weights.name, cached)
+        cached = cached or _cached(weights.name)
+        loaded = _tensor_hash(model.state_dict()) if cached is None else _file_hash(cached)
     if loaded != weights.hash:
         raise DataError(
             f"expected the weights of {weights.name} with SHA-256 {weights.hash[:12]}..., found "

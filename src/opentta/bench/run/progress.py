@@ -18,7 +18,7 @@ from opentta.bench.plan.estimate import count_images, forwards
 from opentta.bench.run.engine import Outcome, Progress
 
 HEARTBEAT = 30.0  # seconds without a line after which one is printed, where there is no terminal
-SURE = 10.0  # seconds of work before the time left is estimated
+SURE = 3.0  # seconds of work before the time left is estimated
 WIDE = 100  # columns from which there is room for bars
 _BAR = 24  # columns
 _SHORTEST = 3  # columns of a title

@@ -25,7 +25,7 @@ from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.weights import load_model
 from opentta.bench.run.engine import Where
 from opentta.bench.run.measure import forward_seconds
-from opentta.datasets.catalog import DATASETS, EMBEDDED_TRAIN, open_share, open_stream
+from opentta.datasets.catalog import DATASETS, PETS_SOURCE, open_share, open_stream
 from opentta.datasets.spec import Share, StreamSpec
 from opentta.datasets.stream import Stream
 from opentta.errors import ConfigError, DataError, SourceDataError
@@ -120,10 +120,10 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
             f"{cell.method} learns from source images before it runs, but the cell names none; "
             "give the preset a source, such as imagenet-val"
         )
-    if cell.source.name == EMBEDDED_TRAIN:
+    if cell.source.name == PETS_SOURCE:
         if cell.weights.name != EMBEDDED:
             raise SourceDataError(
-                f"{EMBEDDED_TRAIN} is the source of the embedded backbone, not of "
+                f"{PETS_SOURCE} is the source of the embedded backbone, not of "
                 f"{cell.weights.name}; name images of its own training set"
             )
         shipped = assets.statistics(cell.method).items()
