@@ -44,6 +44,14 @@ def imagenet_mini() -> Path:
 
 
 @pytest.fixture(scope="session")
+def pets() -> Path:
+    root = shared_data() / "pets"
+    if not (root / "classes.csv").is_file():
+        pytest.skip(f"no photographs of pets at {root}: set OPENTTA_DATA to their folder")
+    return root
+
+
+@pytest.fixture(scope="session")
 def real_vit(imagenet_mini):
     import timm
     from safetensors.torch import load_file

@@ -29,8 +29,12 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 
 import opentta
 from opentta import assets
+from opentta.datasets.corrupting import OnTheFly
+from opentta.datasets.embedded import Kind, embedded_set
 
-HOME = Path(__file__).resolve().parents[1] / "src" / "opentta" / "assets"
+ROOT = Path(__file__).resolve().parents[1]
+HOME = ROOT / "src" / "opentta" / "assets"
+PICTURE = ROOT / "docs" / "embedded.jpg"
 KNOWN_PARTS = {"source": range(0, 4), "validation": range(4, 16), "benchmark": range(16, 40)}
 NEAR_PARTS = {"validation": range(4, 10), "benchmark": range(16, 28)}
 """Part -> photographs of each breed, by their place in the order of file names."""
@@ -55,7 +59,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Write the three files and the manifest."""
+    """Write the three files, the manifest, and the picture of the docs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--pets", type=Path, required=True)
@@ -66,6 +70,7 @@ def main() -> None:
     write_manifest(about)
     about[assets.STATISTICS] = write_statistics(args.pets)
     write_manifest(about)
+    write_picture()
     total = sum(entry["bytes"] for entry in about.values())
     print(f"{total / 1e6:.1f} MB in {HOME}")
 
@@ -180,6 +185,28 @@ def write_statistics(pets: Path) -> dict[str, Any]:
     entry = put(assets.STATISTICS, save(learned))
     entry["images"] = len(chosen)
     return entry
+
+
+def write_picture() -> None:
+    """Six of the images, for the docs: known, near and far, clean and corrupted."""
+    from matplotlib.figure import Figure
+
+    shown: list[tuple[str, Kind, int, str]] = [
+        ("known: keeshond", "known", 11, ""),
+        ("the same, fog 4", "known", 11, "fog"),
+        ("known: Siamese", "known", 21, ""),
+        ("near: Bengal", "near", 2, ""),
+        ("near: sphynx, noise 4", "near", 11, "gaussian_noise"),
+        ("far: bricks, fog 4", "far", 6, "fog"),
+    ]
+    figure = Figure(figsize=(9, 1.75), layout="constrained")
+    for axes, (title, kind, number, corruption) in zip(figure.subplots(1, 6), shown, strict=True):
+        images = embedded_set("shown", "benchmark", kind)
+        family = OnTheFly(images).at(corruption, 4 if corruption else 0)
+        axes.imshow(family.read(number), interpolation="none")
+        axes.set_title(title, fontsize=8)
+        axes.axis("off")
+    figure.savefig(PICTURE, dpi=120, pil_kwargs={"quality": 88})
 
 
 def put(name: str, data: bytes) -> dict[str, Any]:

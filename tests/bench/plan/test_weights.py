@@ -1,6 +1,7 @@
 """Weights: a name means one checkpoint, its hash names its numbers, and no network is needed."""
 
 import hashlib
+from dataclasses import replace
 
 import huggingface_hub
 import pytest
@@ -23,7 +24,6 @@ from opentta.bench.plan.cells import Weights
 from opentta.bench.plan.weights import NOT_LOOKED_UP, find_weights, load_model
 from opentta.datasets.preprocess import PAPER
 from opentta.errors import DataError, UnknownNameError
-from opentta.testing import tiny_vit
 
 SMALL = "test_vit.r160_in1k"  # timm's smallest
 
@@ -252,17 +252,14 @@ def test_sizes_are_those_of_the_architectures():
     assert 32e9 < base.flops < 36e9  # the spec says 17.6 GMACs
 
 
-def test_the_embedded_backbone_is_asked_of_the_assets(monkeypatch):
-    model = tiny_vit()
-    model.pretrained_cfg |= {"input_size": (3, 32, 32)}
-    monkeypatch.setattr(assets, "model", lambda: model)
+def test_the_embedded_backbone_is_known_by_the_hash_of_its_file():
     found = find_weights(EMBEDDED)
-    assert load_model(found) is model
-    assert stream_preprocessing(EMBEDDED, "correct").size == 32
+    assert found.hash == assets.manifest()[assets.MODEL]["sha256"]
+    assert load_model(found).head.out_features == 1000
+    assert stream_preprocessing(EMBEDDED, "correct").size == 160
     assert remarks(EMBEDDED, "correct") == ()
-    with torch.no_grad():
-        model.head.bias += 1
-    assert find_weights(EMBEDDED).hash != found.hash
+    with pytest.raises(DataError, match="plan them again"):
+        load_model(replace(found, hash="0" * 64))
 
 
 def test_the_real_file_loads(imagenet_mini):

@@ -115,7 +115,7 @@ def test_the_time_left_follows_the_work_and_not_the_number_of_cells(show, clock)
 
 def test_the_time_left_is_not_guessed_from_the_first_seconds(show, clock):
     display, cells, file = show()
-    for passed, outcome in ((50, ok(cells[0])), (9, ok(cells[1])), (1, ok(cells[2]))):
+    for passed, outcome in ((50, ok(cells[0])), (2, ok(cells[1])), (8, ok(cells[2]))):
         clock[0] += passed
         display.finished(outcome)
     ends = [line.rpartition("; ")[2] for line in file.getvalue().splitlines()]
