@@ -26,6 +26,7 @@ BUILT_IN = {  # name -> module that registers it; in the order in which they are
     "stamp": "opentta.methods.stamp",
     "ladder_affine": "opentta.methods.ladder_affine",
     "deyo": "opentta.methods.deyo",
+    "roid": "opentta.methods.roid",
 }
 
 _registered: dict[str, type[Any]] = {}

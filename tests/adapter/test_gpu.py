@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),  # torch's own, once a process
 ]
 SYNC_FREE = [
-    m for m in ("source", "tent", "eata", "sar", "ladder_affine") if m in opentta.methods()
+    m for m in ("source", "tent", "eata", "sar", "roid", "ladder_affine") if m in opentta.methods()
 ]
 
 

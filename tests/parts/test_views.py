@@ -1,5 +1,6 @@
 """The views against torchvision's own transforms, and what their draws promise."""
 
+import colorsys
 import dataclasses
 
 import pytest
@@ -9,12 +10,15 @@ from torchvision.transforms.functional import InterpolationMode
 
 from opentta.parts.views import (
     BLUR,
+    JITTERS,
     NOISE,
     Crops,
     StrongView,
     blur,
     chunks,
+    draw_jitter,
     draw_strong,
+    jitter,
     move,
     recolour,
     strong,
@@ -137,6 +141,73 @@ def test_the_same_seed_draws_the_same_views():
 
     assert torch.equal(made(4), made(4))
     assert not torch.allclose(made(4), made(5), atol=1e-2)
+
+
+# The same chain without blur and noise, drawn on the device -------------------------------------
+
+
+def turned(x, share):
+    """The hue turned pixel by pixel: torchvision's own is in float32."""
+    pixels = x.movedim(1, -1).reshape(-1, 3).tolist()
+    hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
+    rgb = [colorsys.hsv_to_rgb((h + share) % 1.0, s, v) for h, s, v in hsv]
+    return torch.tensor(rgb, dtype=x.dtype).view(*x.movedim(1, -1).shape).movedim(-1, 1)
+
+
+def jittered(x, u):
+    """torchvision's own transforms, by draws (15,) read to the host."""
+    u, (height, width) = u.tolist(), x.shape[-2:]
+
+    def at(low, high, place):
+        return low + (high - low) * u[place]
+
+    changes = [
+        lambda x: reference.adjust_brightness(x, at(0.6, 1.4, 5)),
+        lambda x: reference.adjust_contrast(x, at(0.7, 1.3, 6)),
+        lambda x: reference.adjust_saturation(x, at(0.5, 1.5, 7)),
+        lambda x: turned(x, at(-0.06, 0.06, 8)),
+        lambda x: reference.adjust_gamma(x.clamp(1e-8, 1), at(0.7, 1.3, 9)),
+    ]
+    for _, change in sorted(zip(u[:5], changes, strict=True), key=lambda pair: pair[0]):
+        x = change(x)
+    x = reference.pad(x, [width // 2, height // 2], padding_mode="reflect")
+    shift = [round(at(-1, 1, 11) * x.shape[-1] / 16), round(at(-1, 1, 12) * x.shape[-2] / 16)]
+    angle, scale = at(-15, 15, 10), at(0.9, 1.1, 13)
+    x = reference.affine(x, angle, shift, scale, [0.0], InterpolationMode.BILINEAR)
+    x = reference.center_crop(x, [height, width])
+    return (x.flip(-1) if u[14] < 0.5 else x).clamp(0, 1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", [(32, 32), (48, 32)])
+def test_a_jittered_view_is_torchvisions(seed, shape):
+    u = draw_jitter(seeded(seed))
+    x = torch.cat([photo(2, *shape), torch.rand(2, 3, *shape, generator=seeded())]).double()
+    torch.testing.assert_close(jitter(x, u), jittered(x, u), atol=1e-12, rtol=0)
+    torch.testing.assert_close(jitter(x.float(), u), jitter(x, u).float(), atol=5e-5, rtol=0)
+
+
+def test_every_colour_change_may_come_at_every_place():
+    orders = [draw_jitter(seeded(s))[:5].argsort().tolist() for s in range(100)]
+    assert all({order[place] for order in orders} == set(range(5)) for place in range(5))
+
+
+def test_jitter_at_the_middle_of_every_range_changes_nothing():
+    x = photo(3)
+    still = torch.full((JITTERS,), 0.5, dtype=torch.float64)  # and 0.5 is no flip
+    torch.testing.assert_close(jitter(x, still), x, atol=1e-6, rtol=0)
+    still[14] = 0.49
+    torch.testing.assert_close(jitter(x, still), x.flip(-1), atol=1e-6, rtol=0)
+
+
+def test_jitter_stays_in_range_keeps_its_input_and_takes_half_precision():
+    x = torch.rand(2, 3, 32, 32, generator=seeded())
+    before = x.clone()
+    for seed in range(10):
+        out = jitter(x, draw_jitter(seeded(seed)))
+        assert out.shape == x.shape and out.min() >= 0 and out.max() <= 1
+    assert torch.equal(x, before)
+    assert jitter(x.half(), draw_jitter(seeded())).dtype == torch.float32
 
 
 # Crops ------------------------------------------------------------------------------------------

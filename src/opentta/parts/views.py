@@ -1,22 +1,30 @@
 """Augmented views of a batch, made on its device with a generator handed in.
 
-Two kinds: the strong chain of CoTTA and RoTTA (one draw a view, shared by the batch) and STAMP's
-crops (one draw an image). Images are in [0, 1] before and after. How many images are made or
-forwarded at a time changes no draw.
+The strong chain of CoTTA and RoTTA (one draw a view, shared by the batch), the same without blur
+and noise for ROID, STAMP's crops and DeYO's shuffled patches (one draw an image). Images are in
+[0, 1] before and after. How many images are made or forwarded at a time changes no draw.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import functional as colour
 
+COLOURS = ((0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.06, 0.06), (0.7, 1.3))
+"""Ranges of brightness, contrast, saturation, hue (a share of the circle) and gamma."""
+ANGLES, SHIFTS, SCALES = (-15.0, 15.0), (-1.0, 1.0), (0.9, 1.1)
+"""Ranges of the turn in degrees, of the shift in units of the largest one, and of the scale."""
 BLUR = 2  # radius of the blur's kernel, in pixels
 NOISE = 0.005  # standard deviation of the added noise
+JITTERS = 15  # uniform draws behind a view of ``jitter``
+
+Number = TypeVar("Number", float, Tensor)
 
 
 @dataclass(frozen=True)
@@ -44,22 +52,24 @@ def draw_strong(count: int, generator: torch.Generator) -> list[StrongView]:
 
 def _strong_view(u: list[float]) -> StrongView:
     """Sixteen uniform draws in [0, 1) as the parameters of a view."""
+    brightness, contrast, saturation, hue, gamma = map(_between, COLOURS, u[5:10])
     return StrongView(
         order=tuple(sorted(range(5), key=lambda i: u[i])),
-        brightness=_between(0.6, 1.4, u[5]),
-        contrast=_between(0.7, 1.3, u[6]),
-        saturation=_between(0.5, 1.5, u[7]),
-        hue=_between(-0.06, 0.06, u[8]),
-        gamma=_between(0.7, 1.3, u[9]),
-        angle=_between(-15.0, 15.0, u[10]),
-        shift=(_between(-1.0, 1.0, u[11]), _between(-1.0, 1.0, u[12])),
-        scale=_between(0.9, 1.1, u[13]),
-        sigma=_between(0.001, 0.5, u[14]),
+        brightness=brightness,
+        contrast=contrast,
+        saturation=saturation,
+        hue=hue,
+        gamma=gamma,
+        angle=_between(ANGLES, u[10]),
+        shift=(_between(SHIFTS, u[11]), _between(SHIFTS, u[12])),
+        scale=_between(SCALES, u[13]),
+        sigma=_between((0.001, 0.5), u[14]),
         flip=u[15] < 0.5,
     )
 
 
-def _between(low: float, high: float, u: float) -> float:
+def _between(span: tuple[float, float], u: Number) -> Number:
+    low, high = span
     return low + (high - low) * u
 
 
@@ -89,7 +99,7 @@ def recolour(x: Tensor, view: StrongView) -> Tensor:
     return x
 
 
-def turn_hue(x: Tensor, share: float) -> Tensor:
+def turn_hue(x: Tensor, share: float | Tensor) -> Tensor:
     """Turn the hue by a share of the circle, keeping value and chroma: (B, 3, H, W) in [0, 1]."""
     red, green, blue = x.unbind(dim=1)
     value, chroma = x.amax(dim=1), x.amax(dim=1) - x.amin(dim=1)
@@ -110,21 +120,40 @@ def move(x: Tensor, view: StrongView, margin: int) -> Tensor:
     edges by half its side; so the largest shift is a sixteenth of that padded side.
     """
     height, width = x.shape[-2:]
-    cos, sin = math.cos(math.radians(view.angle)), math.sin(math.radians(view.angle))
-    shift_x, shift_y = (
-        round(share * (side + 2 * (side // 2)) / 16)
-        for share, side in zip(view.shift, (width, height), strict=True)
+    from_x, from_y = _came_from(
+        x,
+        math.cos(math.radians(view.angle)),
+        math.sin(math.radians(view.angle)),
+        [round(s * _reach(side)) for s, side in zip(view.shift, (width, height), strict=True)],
+        view.scale,
+        margin,
     )
-    across = torch.arange(width + 2 * margin, device=x.device, dtype=x.dtype)
-    down = torch.arange(height + 2 * margin, device=x.device, dtype=x.dtype)
-    across = across - (len(across) - 1) / 2 - shift_x  # from the centre, in pixels
-    down = (down - (len(down) - 1) / 2 - shift_y)[:, None]
-    from_x = (cos * across + sin * down) / view.scale  # (H + 2m, W + 2m)
-    from_y = (cos * down - sin * across) / view.scale
     grid = torch.stack([2 * from_x / width, 2 * from_y / height], dim=-1)
     return functional.grid_sample(
         x, grid.expand(len(x), -1, -1, -1), padding_mode="border", align_corners=False
     )
+
+
+def _reach(side: int) -> float:
+    """The largest shift, in pixels."""
+    return (side + 2 * (side // 2)) / 16
+
+
+def _came_from(
+    x: Tensor,
+    cos: float | Tensor,
+    sin: float | Tensor,
+    shift: Sequence[float | Tensor],
+    scale: float | Tensor,
+    margin: int,
+) -> tuple[Tensor, Tensor]:
+    """Where pixels of the moved image lie in ``x``, from its centre: x, y of (H + 2m, W + 2m)."""
+    height, width = x.shape[-2:]
+    across = torch.arange(width + 2 * margin, device=x.device, dtype=x.dtype)
+    down = torch.arange(height + 2 * margin, device=x.device, dtype=x.dtype)
+    across = across - (len(across) - 1) / 2 - shift[0]  # from the centre, in pixels
+    down = (down - (len(down) - 1) / 2 - shift[1])[:, None]
+    return (cos * across + sin * down) / scale, (cos * down - sin * across) / scale
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:
@@ -136,6 +165,66 @@ def blur(x: Tensor, sigma: float) -> Tensor:
         shifted = (x.narrow(axis, BLUR + d, side) * weight for d, weight in seen.items())
         x = functools.reduce(torch.Tensor.add_, shifted)
     return x
+
+
+def draw_jitter(generator: torch.Generator) -> Tensor:
+    """The draws behind one view of ``jitter``: (JITTERS,) in [0, 1), on the generator's device."""
+    return torch.rand(JITTERS, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+@torch.no_grad()
+def jitter(images: Tensor, u: Tensor) -> Tensor:
+    """One view of ``images`` (B, 3, H, W): colours, place, flip; no draw is read back to the host.
+
+    Pixels from outside are mirrored at the edge. The order of the colour changes is a draw as
+    well: each of its five places computes every change, and takes the one that is due.
+
+    Example:
+        >>> images = torch.rand(2, 3, 8, 8)
+        >>> jitter(images, draw_jitter(torch.Generator().manual_seed(0))).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    with torch.autocast(images.device.type, enabled=False):  # pixels stay exact
+        x = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+        x = _recolour_as_drawn(x.clamp(0, 1), u[:5].argsort(), u[5:10])
+        x = _move_as_drawn(x, u[10:14])
+        return torch.where(u[14] < 0.5, x.flip(-1), x).clamp(0, 1)
+
+
+def _recolour_as_drawn(x: Tensor, order: Tensor, u: Tensor) -> Tensor:
+    """``recolour`` with the order (5,) and the draws (5,) on the device."""
+    brightness, contrast, saturation, hue, gamma = map(_between, COLOURS, u.unbind())
+    for due in order.unbind():
+        grey = colour.rgb_to_grayscale(x)  # (B, 1, H, W)
+        mean = grey.mean(dim=(1, 2, 3), keepdim=True)
+        # The first three blend with black, with the mean grey and with the grey picture
+        other = torch.where(due == 1, mean, torch.where(due == 2, grey, 0.0))
+        share = torch.where(due == 1, contrast, torch.where(due == 2, saturation, 1.0))
+        share = torch.where(due == 0, brightness, share)
+        x = (share * x + (1 - share) * other).clamp(0, 1)
+        x = torch.where(due == 3, turn_hue(x, hue), x)
+        x = torch.where(due == 4, x.clamp(1e-8, 1.0) ** gamma, x)
+    return x
+
+
+def _move_as_drawn(x: Tensor, u: Tensor) -> Tensor:
+    """Rotate, shift and scale about the centre by the draws (4,): (B, 3, H, W), the same shape.
+
+    As if the image had been padded with its mirror image by half its side, without repeating the
+    edge: the reflection about the pixels' centres, which is that of ``align_corners``.
+    """
+    height, width = x.shape[-2:]
+    angle = torch.deg2rad(_between(ANGLES, u[0]))
+    shift = [
+        torch.round(_between(SHIFTS, drawn) * _reach(side))
+        for drawn, side in zip(u[1:3].unbind(), (width, height), strict=True)
+    ]
+    scale = _between(SCALES, u[3])
+    from_x, from_y = _came_from(x, angle.cos(), angle.sin(), shift, scale, margin=0)
+    grid = torch.stack([2 * from_x / (width - 1), 2 * from_y / (height - 1)], dim=-1)
+    return functional.grid_sample(
+        x, grid.expand(len(x), -1, -1, -1), padding_mode="reflection", align_corners=True
+    )
 
 
 class Crops:
