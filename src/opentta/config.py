@@ -52,6 +52,28 @@ class Execution:
     graph: bool = False  # on a GPU, record steps as CUDA graphs and play them back
 
 
+@dataclass(frozen=True)
+class Policy:
+    """When a method learns and what watches over it; fields change results, and no paper has them.
+
+    ``group``: a call answers at once, and adaptation steps on groups of so many samples, however
+    they came; 0: every call is a step, as papers have it. ``guard``: the source model looks at a
+    third of the samples, and the adapted one is taken back when it has lost what the source is
+    sure of.
+    """
+
+    group: Natural = 0
+    guard: bool = False
+
+    def __post_init__(self) -> None:
+        """A third of one or two samples is none."""
+        if self.guard and self.group in (1, 2):
+            raise ConfigError(
+                f"policy.guard: expected groups of at least 3 samples, as the guard looks at a "
+                f"third of each, got group={self.group}; use group=32"
+            )
+
+
 def make_config(kind: type[Config], fields: Mapping[str, Any], *, what: str) -> Config:
     """A ``kind`` with ``fields`` overriding its defaults; unknown names, types, ranges refused.
 

@@ -1,11 +1,13 @@
 """Names of methods: the built-in ones, those registered by hand, and those of other packages."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from opentta.config import Execution, Policy
 from opentta.errors import ConfigError, PluginError, unknown
 
 ENTRY_POINT_GROUP = "opentta.methods"
@@ -54,6 +56,7 @@ def register(name: str) -> Callable[[Method], Method]:
     def decorate(cls: Method) -> Method:
         if not hasattr(cls, "step"):
             raise ConfigError(f"{cls.__qualname__} has no step: derive it from opentta.Adapter")
+        _refuse_options(cls)
         if name in BUILT_IN and cls.__module__ != BUILT_IN[name]:
             raise ConfigError(f"{name!r} is a built-in method; choose another name")
         known = _registered.get(name)
@@ -72,6 +75,19 @@ def register(name: str) -> Callable[[Method], Method]:
         return cls
 
     return decorate
+
+
+def _refuse_options(cls: type[Any]) -> None:
+    """A field of a config may not have the name of an option that every method has."""
+    config = getattr(cls, "Config", None)
+    own = {f.name for f in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else ()
+    for kind in (Execution, Policy):
+        for option in dataclasses.fields(kind):
+            if option.name in own:
+                raise ConfigError(
+                    f"{cls.__qualname__}.Config: {option.name} is an option of every method "
+                    f"({kind.__name__}); choose another name for the field"
+                )
 
 
 def unregister(name: str) -> None:

@@ -1,7 +1,7 @@
 """The one call: a model and a method's name in, an adapter out."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from opentta import registry
 from opentta.adapter.base import Adapter
 from opentta.adapter.place import refuse_gpu_options
-from opentta.config import Execution, make_config
+from opentta.config import Execution, Policy, make_config
 from opentta.errors import ConfigError
 from opentta.models.normalization import Normalization
 from opentta.models.wrap import wrap
@@ -29,10 +29,10 @@ def adapt(
 
     ``normalization``: "auto" reads the mean and std that a timm model carries; else "imagenet",
     "half" or (mean, std). ``classes``: indices of the classes to answer with; logits are then
-    (B, len(classes)) in that order. ``fields`` override the method's config, or the execution
-    options (``strict``, ``precision``, ``view_chunk``, ``graph``). The model itself is not changed;
-    the adapter lies where it lies (``adapter.to(device)`` moves it) and computes in its type. A
-    ``torch.autocast`` of the caller has no effect on that.
+    (B, len(classes)) in that order. ``fields`` override the method's config, its policy (``group``,
+    ``guard``) or the execution options (``strict``, ``precision``, ``view_chunk``, ``graph``). The
+    model itself is not changed; the adapter lies where it lies (``adapter.to(device)`` moves it)
+    and computes in its type. A ``torch.autocast`` of the caller has no effect on that.
 
     Example:
         >>> import timm, torch, opentta
@@ -47,16 +47,20 @@ def adapt(
     cls: type[Adapter] = registry.method(method)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"expected seed as an int from 0 to 2**63 - 1, got {seed!r}")
-    options = {f.name for f in dataclasses.fields(Execution)}
-    execution = make_config(
-        Execution, {k: v for k, v in fields.items() if k in options}, what="execution"
-    )
+    given = {kind: _of(kind, fields) for kind in (Execution, Policy)}
+    execution = make_config(Execution, given[Execution], what="execution")
+    policy = make_config(Policy, {**dataclasses.asdict(cls.policy), **given[Policy]}, what="policy")
+    options = {**given[Execution], **given[Policy]}
     config: Any = make_config(
-        cls.Config,
-        {k: v for k, v in fields.items() if k not in options},
-        what=method,
+        cls.Config, {k: v for k, v in fields.items() if k not in options}, what=method
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)
         refuse_gpu_options(execution, backbone.device)
-        return cls(backbone, config, seed=seed, execution=execution)
+        return cls(backbone, config, seed=seed, execution=execution, policy=policy)
+
+
+def _of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that belong to ``kind``."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    return {name: value for name, value in fields.items() if name in names}

@@ -5,6 +5,7 @@ the stream is the declared parameters and one state object; what comes out is a 
 """
 
 import copy
+import dataclasses
 import functools
 import threading
 from abc import ABC, abstractmethod
@@ -15,7 +16,11 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from opentta.adapter.buffer import Buffer
+from opentta.adapter.cadence import gathered
+from opentta.adapter.guard import LOOKED_AT, Guard
 from opentta.adapter.images import (
     bad_images,
     check_form,
@@ -27,11 +32,11 @@ from opentta.adapter.place import device_of, refuse_gpu_options
 from opentta.adapter.recording import Part, Replay, detached
 from opentta.adapter.snapshot import Snapshot, flatten, restore
 from opentta.adapter.words import Told, describe
-from opentta.config import Execution
+from opentta.config import Execution, Policy
 from opentta.errors import ImageValueError, NothingToAdaptError, SourceDataError
 from opentta.models.backbone import Backbone
 from opentta.parts.losses import entropy
-from opentta.parts.optim import Adam, Sgd, assign
+from opentta.parts.optim import Adam, Sgd
 from opentta.types import Prediction
 
 BACKWARD, BACKWARD_ALL = 1.15, 1.9
@@ -103,11 +108,23 @@ class Adapter(ABC):
     )
     # and the values for which details["ood_score_by_alpha"] holds a score: (B, values)
     bibtex: ClassVar[str] = ""
+    policy: Policy = Policy()  # the method's default; an adapter has its own
+    kept_by_guard: ClassVar[tuple[str, ...]] = ()  # fields of the state that the guard leaves
 
-    def __init__(self, backbone: Backbone, config: Any, *, seed: int, execution: Execution) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: Any,
+        *,
+        seed: int,
+        execution: Execution,
+        policy: Policy | None = None,
+    ) -> None:
         self.backbone = backbone
         self.config = self.resolve(config, backbone)
         self.execution = execution
+        self.policy = type(self).policy if policy is None else policy
+        self.is_frozen = False  # by ``freeze``
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         self._lock = threading.RLock()
@@ -134,6 +151,8 @@ class Adapter(ABC):
         self._screens = device.type != "cpu" and not self.execution.strict
         self._faults = torch.zeros((), dtype=torch.int64, device=device)
         self.state = self.initial_state()
+        self.buffer = Buffer(self.policy.group, device) if self.policy.group else None
+        self.guard = Guard(device) if self.policy.guard else None
         self._snapshot = Snapshot(self)
 
     # What a method writes -----------------------------------------------------------------
@@ -180,7 +199,14 @@ class Adapter(ABC):
     @final
     @in_turn
     def __call__(self, images: Tensor) -> Prediction:
-        """Predict this batch, then adapt: images (B, 3, H, W) in [0, 1] -> ``Prediction``."""
+        """Predict this batch, then adapt: images (B, 3, H, W) in [0, 1] -> ``Prediction``.
+
+        With ``group=g`` a call of any size is answered at once, and adaptation steps on every g
+        samples: a whole group that came in one call is answered by its own first pass, all others
+        as ``predict`` would answer them. ``details`` then has ``steps`` (made in this call),
+        ``reset`` and ``guard`` (whether the model was taken back), and the method's sweep of
+        scores where it has one. Frozen, the call answers and learns nothing.
+        """
         check_form(images, self.backbone)
         if self.needs_source and not self.source:
             raise SourceDataError(
@@ -191,9 +217,9 @@ class Adapter(ABC):
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
-            if self.execution.graph and not self.synchronises:
-                return Prediction(*self._replay("step", self._recordable, images))
-            return self._whole(images)
+            if self.buffer is not None:
+                return gathered(self, images, self.buffer)
+            return self._served(images) if self.is_frozen else self._stepped(images)
 
     @final
     @in_turn
@@ -206,6 +232,26 @@ class Adapter(ABC):
         with torch.inference_mode(False), torch.no_grad(), self._precision():
             out = self._answered(images)
         return finished(out, None)
+
+    @final
+    @in_turn
+    def flush(self) -> None:
+        """Step on the samples that wait for their group to be whole; none wait after it."""
+        if self.buffer is not None and len(self.buffer) and not self.is_frozen:
+            with torch.inference_mode(False), torch.enable_grad(), self._precision():
+                self._stepped(self.buffer.take())
+
+    @final
+    @in_turn
+    def freeze(self) -> None:
+        """Stop learning: calls answer as ``predict`` does. What was learned and gathered stays."""
+        self.is_frozen = True
+
+    @final
+    @in_turn
+    def unfreeze(self) -> None:
+        """Learn again from the next call on."""
+        self.is_frozen = False
 
     @final
     @in_turn
@@ -319,9 +365,11 @@ class Adapter(ABC):
 
     @final
     def recover(self, where: Tensor) -> None:
-        """Back to the source model where ``where`` (a bool scalar) is true, on the device."""
-        moving = flatten(self)
-        assign(list(moving.values()), [self._snapshot.initial[n] for n in moving], where)
+        """Back to the source model where ``where`` (a bool scalar) is true, on the device.
+
+        Samples that wait for their group stay.
+        """
+        self._snapshot.take_back(self, where, keep=("buffer.",))
 
     @final
     def need(self, params: Sequence[nn.Parameter], why: str) -> Sequence[nn.Parameter]:
@@ -363,15 +411,53 @@ class Adapter(ABC):
         finally:
             self.generator.set_state(state)
 
+    def _served(self, images: Tensor) -> Prediction:
+        """Answered as ``predict`` would; bad images are screened as in a step."""
+        with torch.no_grad():
+            if self.execution.graph and not self.synchronises:
+                draws = self.generator.get_state()
+                out = Prediction(*self._replay("answer", self._recordable_answer, images))
+                self.generator.set_state(draws)
+                return out
+            images, bad = self._screen(images)
+            return finished(self._answered(images), bad)
+
+    def _stepped(self, images: Tensor) -> Prediction:
+        """One step; with ``graph`` it is played back."""
+        if self.execution.graph and not self.synchronises:
+            return Prediction(*self._replay("step", self._recordable, images))
+        return self._whole(images)
+
     def _whole(self, images: Tensor) -> Prediction:
-        """One call: the screened batch, stepped or, where a method must not see it, answered."""
+        """One step: the screened batch, stepped or, where a method must not see it, answered."""
         images, bad = self._screen(images)
         skip = bad is not None and self.synchronises and bool(bad.any())
-        return finished(self._answered(images) if skip else self.step(images), bad)
+        out = self._answered(images) if skip else self._guarded(images)
+        return finished(out, bad)
+
+    def _guarded(self, images: Tensor) -> Prediction:
+        """A step; then, with a guard, a look of the source model at some of the samples."""
+        out = self.step(images)
+        if self.guard is None:
+            return out
+        source = {n: t for n, t in self._snapshot.initial.items() if n.startswith("model.")}
+        with torch.no_grad():
+            seen = functional_call(self.backbone, source, (images[LOOKED_AT],))
+            lost = self.guard.lost(seen, out.logits[LOOKED_AT], len(images), self.valid)
+        kept = tuple(f"state.{field}" for field in self.kept_by_guard)
+        self._snapshot.take_back(self, lost, keep=("buffer.", *kept))
+        reset = out.details.get("reset", torch.zeros_like(lost)) | lost
+        return dataclasses.replace(out, details={**out.details, "reset": reset, "guard": lost})
 
     def _recordable(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The same as a tree of tensors."""
         out = self._whole(images)
+        return out.logits, out.ood_score, dict(out.details)
+
+    def _recordable_answer(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """An answer as a tree of tensors; the caller puts the generator back."""
+        images, bad = self._screen(images)
+        out = finished(self.answer(images), bad)
         return out.logits, out.ood_score, dict(out.details)
 
     def _part(self, name: str, part: Part, *inputs: Tensor) -> Any:

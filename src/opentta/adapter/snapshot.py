@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opentta.config import Policy
 from opentta.errors import StateError
+from opentta.parts.optim import assign
 
 FORMAT = 1
 
@@ -26,26 +28,33 @@ def flatten(adapter: Any) -> dict[str, Tensor]:
             if id(param) in declared:
                 flat[f"{prefix}.{name}"] = param
         flat.update({f"{prefix}.{name}": b for name, b in module.named_buffers()})
-    for field in dataclasses.fields(adapter.state):
-        value = getattr(adapter.state, field.name)
+    for name, value in _remembered(adapter).items():
         if isinstance(value, Tensor):
-            flat[f"state.{field.name}"] = value
+            flat[name] = value
         elif not hasattr(value, "tensors"):
             raise StateError(
-                f"{type(adapter.state).__name__}.{field.name} is {type(value).__name__}: what a "
-                "method remembers must be a tensor, or have tensors() giving name -> tensor"
+                f"{type(adapter.state).__name__}.{name.removeprefix('state.')} is "
+                f"{type(value).__name__}: what a method remembers must be a tensor, or have "
+                "tensors() giving name -> tensor"
             )
         else:
-            flat.update({f"state.{field.name}.{n}": t for n, t in value.tensors().items()})
+            flat.update({f"{name}.{n}": t for n, t in value.tensors().items()})
     return flat
+
+
+def _remembered(adapter: Any) -> dict[str, Any]:
+    """The method's state, then what the policy remembers, by name."""
+    fields = dataclasses.fields(adapter.state)
+    values = {f"state.{f.name}": getattr(adapter.state, f.name) for f in fields}
+    policy = {"buffer": adapter.buffer, "guard": adapter.guard}
+    return values | {name: value for name, value in policy.items() if value is not None}
 
 
 def restore(adapter: Any, flat: Mapping[str, Tensor]) -> None:
     """Put the values of ``flat`` back, in place; objects whose size varies load themselves."""
-    for field in dataclasses.fields(adapter.state):
-        value = getattr(adapter.state, field.name)
+    for name, value in _remembered(adapter).items():
         if hasattr(value, "load"):
-            prefix = f"state.{field.name}."
+            prefix = f"{name}."
             value.load({n[len(prefix) :]: t for n, t in flat.items() if n.startswith(prefix)})
     with torch.no_grad():
         for name, tensor in flatten(adapter).items():
@@ -79,6 +88,7 @@ class Snapshot:
             theirs = dict(json.loads(bytes(state["identity"].cpu().tolist()).decode()))
         except (TypeError, ValueError) as error:
             raise StateError(f"the saved state's identity cannot be read: {error}") from None
+        theirs.setdefault("policy", dataclasses.asdict(Policy()))  # states from before it
         for key, ours in self._identity(adapter).items():
             if theirs.get(key) != ours:
                 raise StateError(
@@ -103,11 +113,21 @@ class Snapshot:
         adapter.source = source or adapter.source  # one saved before fit_source takes nothing away
         adapter.generator.set_state(state["generator"].cpu())
 
+    def take_back(self, adapter: Any, where: Tensor, *, keep: tuple[str, ...]) -> None:
+        """As it started where ``where`` (a bool scalar) is true, but what begins with ``keep``."""
+        now = flatten(adapter)
+        moving = {name: t for name, t in now.items() if not name.startswith(keep)}
+        start = {name: t for name, t in self.initial.items() if not name.startswith(keep)}
+        if {n: t.shape for n, t in moving.items()} == {n: t.shape for n, t in start.items()}:
+            assign(list(moving.values()), [start[name] for name in moving], where)
+        elif bool(where):  # sizes vary, as in methods that synchronise
+            restore(
+                adapter, start | {n: t.detach().clone() for n, t in now.items() if n not in moving}
+            )
+
     def _check_tensors(self, adapter: Any, state: Mapping[str, Tensor]) -> None:
         varying = tuple(
-            f"state.{f.name}."
-            for f in dataclasses.fields(adapter.state)
-            if hasattr(getattr(adapter.state, f.name), "load")
+            f"{n}." for n, value in _remembered(adapter).items() if hasattr(value, "load")
         )
         for name, tensor in flatten(adapter).items():
             if varying and name.startswith(varying):
@@ -141,6 +161,7 @@ class Snapshot:
             "version": adapter.version,
             "seed": adapter._seed,
             "config": json.loads(json.dumps(dataclasses.asdict(adapter.config))),
+            "policy": dataclasses.asdict(adapter.policy),
             "backbone": {
                 "family": backbone.family,
                 "dim": backbone.dim,

@@ -1,0 +1,279 @@
+"""A policy: groups of samples, a guard that knows the source, freezing."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from makers import Maker
+
+import opentta
+from opentta import registry
+from opentta.adapter.guard import AGREE, ENOUGH, Guard
+from opentta.adapter.snapshot import flatten
+from opentta.config import Policy
+from opentta.errors import ConfigError, ImageValueError, StateError
+from opentta.testing import batches, recording_on_cpu, run, same, tiny_vit, weights
+
+GROUP = 6  # the size of a testing batch
+METHODS = list(registry.BUILT_IN)
+DETAILS = {"steps", "reset", "guard"}
+
+
+def in_calls(stream, size):
+    """The same images in calls of ``size``."""
+    return torch.cat(stream).split(size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_calls_of_a_group_give_the_bits_of_no_group(method):
+    make, stream = Maker(method), batches(4)
+    plain, grouped = make(), make(group=GROUP)
+    for one, two in zip(run(plain, stream), run(grouped, stream), strict=True):
+        assert torch.equal(one.logits, two.logits) and torch.equal(one.ood_score, two.ood_score)
+    assert same(weights(plain), weights(grouped))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_what_is_learned_does_not_depend_on_the_size_of_a_call(method, size):
+    make, stream = Maker(method), batches(4)
+    plain, grouped = make(), make(group=GROUP)
+    run(plain, stream)
+    outs = run(grouped, in_calls(stream, size))
+    assert same(weights(plain), weights(grouped))
+    assert sum(int(out.details["steps"]) for out in outs) == 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_calls_that_divide_a_group_get_the_answers_of_the_group(size):
+    make, stream = Maker("steady"), batches(4)
+    whole = torch.cat([out.logits for out in run(make(group=GROUP), stream)])
+    outs = run(make(group=GROUP), in_calls(stream, size))
+    torch.testing.assert_close(torch.cat([out.logits for out in outs]), whole)
+
+
+def test_a_large_call_is_cut_at_the_boundaries():
+    make, stream = Maker("tent"), batches(4)
+    parts, whole = make(group=GROUP), make(group=GROUP)
+    x = torch.cat(stream)
+    pieces = [parts(piece) for piece in (x[:2], x[2:6], x[6:12], x[12:18], x[18:23])]
+    outs = [whole(x[:2]), whole(x[2:23])]  # 4 fill the group, 6, 6, and 5 wait
+    assert [int(out.details["steps"]) for out in outs] == [0, 3]
+    assert torch.equal(torch.cat([p.logits for p in pieces]), torch.cat([o.logits for o in outs]))
+    assert len(whole.buffer) == 5
+
+
+@pytest.mark.parametrize("policy", [{"group": GROUP}, {"group": GROUP, "guard": True}])
+@pytest.mark.parametrize("method", ["steady", "tent", "sotta"])
+def test_details_always_have_the_same_keys(method, policy):
+    adapter, x = Maker(method)(**policy), torch.cat(batches(3))
+    sweep = {"ood_score_by_alpha"} if adapter.score_sweep else set()
+    for call in (x[:1], x[1:6], x[6:12], x[12:17]):
+        details = adapter(call).details
+        assert set(details) == DETAILS | sweep
+        assert all(len(details[name]) == len(call) for name in sweep)
+    adapter.freeze()
+    assert set(adapter(x[:6]).details) == DETAILS | sweep
+
+
+def test_predict_neither_reads_nor_fills_the_buffer():
+    make, x = Maker("tent"), torch.cat(batches(2))
+    one, two = make(group=GROUP), make(group=GROUP)
+    run(one, [x[:4], x[4:8]])
+    two(x[:4])
+    two.predict(x[8:])
+    assert len(two.buffer) == 4
+    two(x[4:8])
+    assert same(weights(one), weights(two))
+
+
+def test_flush_steps_on_the_rest_and_reset_forgets_it():
+    make, x = Maker("tent"), batches(1)[0]
+    plain, flushed, empty = make(), make(group=GROUP), make(group=GROUP)
+    plain(x[:4])
+    flushed(x[:4])
+    flushed.flush()
+    assert same(weights(plain), weights(flushed)) and len(flushed.buffer) == 0
+    flushed.flush()  # nothing waits: nothing happens
+    assert same(weights(plain), weights(flushed))
+    empty(x[:4])
+    empty.reset()
+    assert len(empty.buffer) == 0 and same(weights(empty), weights(make()))
+
+
+def test_a_frozen_adapter_answers_as_predict_and_learns_nothing():
+    make, stream = Maker("steady"), batches(3)
+    for policy in ({}, {"group": GROUP}):
+        adapter = make(**policy)
+        adapter(stream[0])
+        before = adapter.state_dict()
+        adapter.freeze()
+        assert torch.equal(adapter(stream[1]).logits, adapter.predict(stream[1]).logits)
+        adapter.flush()
+        assert same(before, adapter.state_dict())
+        adapter.unfreeze()
+        adapter(stream[1])
+        assert not same(before, adapter.state_dict())
+
+
+@pytest.mark.parametrize("method", ["steady", "sotta"])
+def test_a_state_saved_in_the_middle_of_a_group_goes_on(method):
+    make, x = Maker(method), torch.cat(batches(4))
+    calls = x.split(4)
+    straight, first, second = (make(group=GROUP, guard=True) for _ in range(3))
+    run(straight, calls)
+    run(first, calls[:2])
+    saved = first.state_dict()
+    assert [t.dtype for n, t in saved.items() if n.startswith("buffer.")] == [torch.float32]
+    second.load_state_dict(saved)
+    run(second, calls[2:])
+    assert same(straight.state_dict(), second.state_dict())
+    twin = copy.deepcopy(first)
+    run(twin, calls[2:])
+    assert same(straight.state_dict(), twin.state_dict())
+
+
+def test_pixels_of_bytes_are_kept_as_bytes():
+    adapter = Maker("tent")(group=GROUP)
+    x = (batches(1)[0] * 255).round() / 255
+    adapter(x[:4])
+    (kept,) = [t for n, t in adapter.state_dict().items() if n.startswith("buffer.")]
+    assert kept.dtype == torch.uint8 and torch.equal(adapter.buffer.take(), x[:4])
+
+
+def test_a_state_of_another_policy_is_refused():
+    make, x = Maker("tent"), batches(1)[0]
+    grouped = make(group=GROUP)
+    grouped(x[:4])
+    with pytest.raises(StateError, match="policy: group is 6 there and 0 here"):
+        make().load_state_dict(grouped.state_dict())
+    state = grouped.state_dict()
+    state["buffer.0"] = torch.zeros(9, 3, 16, 16)
+    with pytest.raises(StateError, match="fewer than 6 images"):
+        make(group=GROUP).load_state_dict(state)
+
+
+def test_a_state_from_before_policies_is_of_none():
+    adapter = Maker("tent")()
+    adapter(batches(1)[0])
+    state = adapter.state_dict()
+    words = bytes(state["identity"].tolist()).decode()
+    old = words.replace('"policy": {"group": 0, "guard": false}, ', "")
+    assert old != words
+    state["identity"] = torch.frombuffer(bytearray(old.encode()), dtype=torch.uint8)
+    Maker("tent")().load_state_dict(state)
+
+
+def test_a_bad_image_changes_nothing_and_does_not_wait():
+    adapter, x = Maker("tent")(group=GROUP), batches(1)[0]
+    adapter(x[:2])
+    before = adapter.state_dict()
+    bad = x[2:5].clone()
+    bad[1, 0, 0, 0] = torch.nan
+    with pytest.raises(ImageValueError, match="Nothing was changed"):
+        adapter(bad)
+    assert same(before, adapter.state_dict())
+
+
+def test_where_bad_images_are_screened_the_good_ones_of_a_call_wait():
+    """As on a GPU."""
+    adapter, x = Maker("tent")(group=GROUP), batches(1)[0]
+    adapter._screens = True
+    bad = x[:3].clone()
+    bad[1, 0, 0, 0] = torch.nan
+    out = adapter(bad)
+    assert out.labels.tolist()[1] == -1 and out.logits[[0, 2]].isfinite().all()
+    assert torch.equal(adapter.buffer.take(), x[[0, 2]])
+
+
+@pytest.mark.parametrize("method", ["steady", "tent", "roid"])
+def test_answers_and_steps_are_recorded_apart(method):
+    make, x = Maker(method), torch.cat(batches(12))
+    plain, recorded = make(group=GROUP, guard=True), make(group=GROUP, guard=True)
+    with recording_on_cpu(recorded) as played:
+        for call in x.split(3):
+            one, two = plain(call), recorded(call)
+            assert torch.equal(one.logits, two.logits)
+    assert {"answer", "step"} <= set(played)
+    assert same(weights(plain), weights(recorded))
+
+
+def wreck(adapter):
+    """Put noise in the place of what was learned, as a collapse does."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, tensor in flatten(adapter).items():
+            if name.startswith("model.") or "teacher" in name:
+                tensor.normal_(std=2.0, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [("tent", {}), ("steady", {"recover_below": 0.0}), ("sotta", {}), ("cotta", {})],
+)
+def test_the_guard_takes_a_lost_model_back(method, fields):
+    vit = tiny_vit()
+    with torch.no_grad():
+        vit.head.weight.mul_(60.0)  # a source that is sure
+    adapter = opentta.adapt(vit, method, group=12, guard=True, **fields)
+    start = {n: t for n, t in weights(adapter).items() if n.startswith(("model.", "extra."))}
+    stream = torch.cat(batches(40)).split(12)
+    assert not any(bool(out.details["guard"]) for out in run(adapter, stream[:3]))
+    wreck(adapter)
+    for call in stream[3:12]:
+        details = adapter(call).details
+        if details["guard"]:
+            break
+    assert details["guard"] and details["reset"]
+    after = weights(adapter)
+    assert same(start, {name: after[name] for name in start})
+    assert float(adapter.guard.sure) == 0.0
+
+
+def test_the_guard_needs_evidence_and_forgives():
+    guard, yes = Guard(torch.device("cpu")), torch.tensor(True)
+    sure = torch.tensor([[9.0, 0.0]]).expand(3, 2)
+    unsure = torch.zeros(3, 2)
+    assert not any(bool(guard.lost(unsure, sure.flip(1), 9, yes)) for _ in range(20))
+    assert float(guard.sure) == 0
+    for _ in range(20):
+        assert not bool(guard.lost(sure, sure, 9, yes))
+    assert float(guard.sure) > ENOUGH and float(guard.agreed) > AGREE * float(guard.sure)
+    before = guard.sure.clone()
+    guard.lost(sure, sure, 9, torch.tensor(False))
+    assert torch.equal(before, guard.sure)
+
+
+def test_any_method_takes_a_policy_and_none_has_one_by_default():
+    adapter = opentta.adapt(tiny_vit(), "tent", normalization="half", group=32, guard=True)
+    assert adapter.policy == Policy(32, True)
+    assert registry.method("tent").policy == Policy()
+    with pytest.raises(ConfigError, match="policy.group: expected a whole number of at least 0"):
+        opentta.adapt(tiny_vit(), "tent", normalization="half", group=-1)
+    with pytest.raises(ConfigError, match="groups of at least 3"):
+        opentta.adapt(tiny_vit(), "tent", normalization="half", group=2, guard=True)
+
+
+def test_a_field_with_the_name_of_an_option_is_refused():
+    @dataclass(frozen=True)
+    class Wrong:
+        group: int = 4
+
+    with pytest.raises(ConfigError, match="group is an option of every method"):
+
+        @opentta.register("mine")
+        class Mine(opentta.Adapter):
+            Config = Wrong
+
+            def step(self, images):
+                return self.answer(images)
+
+
+def test_images_of_another_size_end_a_group():
+    vit = tiny_vit(dynamic_img_size=True)
+    adapter = opentta.adapt(vit, "tent", normalization="half", group=GROUP)
+    x = batches(1)[0]
+    adapter(x[:4])
+    out = adapter(torch.rand(2, 3, 2 * x.shape[2], x.shape[3]))
+    assert int(out.details["steps"]) == 1 and len(adapter.buffer) == 2
