@@ -249,7 +249,7 @@ def test_any_method_takes_a_policy_and_none_has_one_by_default():
     adapter = opentta.adapt(tiny_vit(), "tent", normalization="half", group=32, guard=True)
     assert adapter.policy == Policy(32, True)
     assert registry.method("tent").policy == Policy()
-    with pytest.raises(ConfigError, match="policy.group: expected a whole number of at least 0"):
+    with pytest.raises(ConfigError, match=r"policy\.group: expected a whole number of at least 0"):
         opentta.adapt(tiny_vit(), "tent", normalization="half", group=-1)
     with pytest.raises(ConfigError, match="groups of at least 3"):
         opentta.adapt(tiny_vit(), "tent", normalization="half", group=2, guard=True)

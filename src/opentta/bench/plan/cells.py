@@ -15,7 +15,7 @@ from typing import Any
 from opentta import registry
 from opentta.bench.store.files import content_hash, plain
 from opentta.bench.store.places import Place, place_of
-from opentta.config import make_config
+from opentta.config import Policy, make_config
 from opentta.datasets.spec import Share, StreamSpec
 from opentta.errors import ConfigError, unknown
 
@@ -52,6 +52,7 @@ class Cell:
     weights: Weights
     stream: StreamSpec
     fields: dict[str, Any] = field(default_factory=dict)  # of the config, where not the default
+    policy: dict[str, Any] = field(default_factory=dict)  # group, guard, where not the default
     seed: int = 0  # of the method; the stream has its own, and a preset gives both the same
     precision: str = "full"
     device: str = "cpu"
@@ -79,6 +80,7 @@ class Cell:
         if self.threads < 1:
             raise ConfigError(f"expected at least 1 thread per cell, got {self.threads}")
         _ = self.config  # a mistyped field is an error now, not after an hour
+        _ = self.whole_policy
 
     @property
     def config(self) -> dict[str, Any]:
@@ -87,6 +89,12 @@ class Cell:
         config = make_config(cls.Config, self.fields, what=self.method)
         values: dict[str, Any] = plain(asdict(config))
         return values
+
+    @property
+    def whole_policy(self) -> Policy:
+        """The method's policy with what the cell changes of it."""
+        own = asdict(registry.method(self.method).policy)
+        return make_config(Policy, {**own, **self.policy}, what="policy")
 
     def describe(self) -> dict[str, Any]:
         """What is hashed and stored: plain values only."""
@@ -106,6 +114,10 @@ class Cell:
             "device": self.device,
             "threads": self.threads,
         }
+        own, policy = asdict(method.policy), asdict(self.whole_policy)
+        changed = {name: value for name, value in policy.items() if value != own[name]}
+        if changed:
+            description["policy"] = changed
         if self.source is not None:
             description["source"] = self.source.to_dict()
         if self.tokens:

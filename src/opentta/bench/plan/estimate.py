@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from opentta import registry
+from opentta.adapter.guard import COST as GUARD_COST
 from opentta.bench.plan.backbones import size_of
 from opentta.bench.plan.cells import Cell
 from opentta.bench.store.files import content_hash
@@ -62,8 +63,10 @@ def forwards(cell: Cell) -> float:
         >>> round(forwards(cell), 2)
         4.3
     """
-    cls = registry.method(cell.method)
-    return float(cls.cost(cls.Config(**cell.config), cell.stream.batch_size))
+    cls, policy, size = registry.method(cell.method), cell.whole_policy, cell.stream.batch_size
+    step = float(cls.cost(cls.Config(**cell.config), policy.group or size))
+    apart = 1.0 if policy.group and size % policy.group else 0.0  # answered before it is learned
+    return step + apart + GUARD_COST * policy.guard
 
 
 def estimate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,7 +16,7 @@ from opentta.bench.plan.preset import JOIN, Grid, Preset, check_grid, named
 from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.files import plain
 from opentta.bench.store.places import CLEAN
-from opentta.config import make_config
+from opentta.config import Policy, make_config
 from opentta.datasets.spec import Segment, Share, StreamSpec
 from opentta.errors import ConfigError, unknown
 
@@ -23,6 +24,7 @@ AS_PUBLISHED = ("imagenet-r", "imagenet-a", "visda-2021")
 """ID sets whose shift is their own: corrupting them would make another data set."""
 
 Fields = Mapping[str, Mapping[str, Any]]
+_POLICY = {field.name for field in dataclasses.fields(Policy)}
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Row:
     name: str
     method: str
     fields: dict[str, Any]
+    policy: dict[str, Any]
     settings: dict[str, Any]  # the swept ones
     source: Share | None
 
@@ -131,6 +134,7 @@ def expand(
                     found[name],
                     spec,
                     row.fields,
+                    row.policy,
                     seed,
                     source=row.source,
                     tokens=tokens[name],
@@ -189,13 +193,15 @@ def _rows(preset: Preset, grid: Grid, id: str, backbone: str, changed: Fields) -
             if name in preset.sweep:
                 raise ConfigError(f"{name} is swept by {preset.name}: it cannot be set as well")
         stated = preset.fields_of(variant.name, id, backbone)
-        fields = {**stated, **point, **own}
+        asked = {k: v for k, v in own.items() if k in _POLICY}
+        policy = {**preset.policy, **variant.policy, **asked}
+        fields = {**stated, **point, **{k: v for k, v in own.items() if k not in _POLICY}}
         cls = registry.method(variant.method)
         with named(f"{preset.name}, row {variant.name}"):
             config = make_config(cls.Config, fields, what=variant.method)
         settings = {name: plain(getattr(config, name)) for name in point}
         source = _source(preset, variant.name, variant.method, cls.needs_source)
-        rows.append(Row(variant.name, variant.method, fields, settings, source))
+        rows.append(Row(variant.name, variant.method, fields, policy, settings, source))
     return rows
 
 

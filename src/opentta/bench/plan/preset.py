@@ -18,7 +18,7 @@ from opentta.bench.paper.tables import paper_tables
 from opentta.bench.plan.backbones import full_name, is_backbone
 from opentta.bench.store.places import CLEAN
 from opentta.bench.store.plans import KINDS
-from opentta.config import make_config
+from opentta.config import Policy, make_config
 from opentta.datasets.catalog import DATASETS, CatalogEntry
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from opentta.datasets.lists import listed_set
@@ -92,6 +92,7 @@ class Variant:
     name: str
     method: str
     fields: dict[str, Any] = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)  # of this row, over the preset's
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Preset:
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. near -> OOD sets
     stream: StreamSettings = StreamSettings()
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)  # method -> fields
+    policy: dict[str, Any] = field(default_factory=dict)  # group, guard: of all rows
     variant: tuple[Variant, ...] = ()
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # field -> values, for all rows
     source: SourceSettings | None = None
@@ -191,7 +193,7 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     own = [key for key in Preset.__dataclass_fields__ if key not in ("name", "file")]
     for key in values.keys() & {"name", "file"}:  # a preset has the name of its file
         _known("key", key, own, file)
-    for key in ("grid", "groups", "stream", "fields", "sweep", "source", "sets"):
+    for key in ("grid", "groups", "stream", "fields", "policy", "sweep", "source", "sets"):
         _table(values.get(key, {}), f"{file}: [{key}]")
     declared = {
         set_name: _declared(set_name, table, f"{file}: [sets.{set_name}]")
@@ -209,6 +211,7 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     for method, fields in values.get("fields", {}).items():
         _known_method(method, f"{file}: [fields]")
         check_fields(method, fields, f"{file}: [fields.{method}]", sets)
+    _checked_policy(values.get("policy", {}), f"{file}: [policy]")
     values["sweep"] = {
         key: _listed(value, f"{file}: [sweep] {key}")
         for key, value in values.get("sweep", {}).items()
@@ -314,9 +317,11 @@ def _variants(tables: Any, file: str, sets: Sets) -> tuple[Variant, ...]:
         for key in ("name", "method"):
             if not isinstance(table.get(key), str):
                 raise ConfigError(f"{file}: expected a {key} in [[variant]], got {table!r}")
-        fields = {key: value for key, value in table.items() if key not in ("name", "method")}
-        variant = Variant(table["name"], table["method"], fields)
-        where = f"{file}: [[variant {variant.name}]]"
+        where = f"{file}: [[variant {table['name']}]]"
+        policy = _checked_policy(table.get("policy", {}), f"{where} policy")
+        own = ("name", "method", "policy")
+        fields = {key: value for key, value in table.items() if key not in own}
+        variant = Variant(table["name"], table["method"], fields, policy)
         _known_method(variant.method, where)
         if variant.name in methods:
             raise ConfigError(f"{where}: a method has this name; choose another for the variant")
@@ -326,6 +331,13 @@ def _variants(tables: Any, file: str, sets: Sets) -> tuple[Variant, ...]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{file}: expected a name of its own for each variant, got {names}")
     return tuple(variants)
+
+
+def _checked_policy(table: Any, where: str) -> dict[str, Any]:
+    """What a table changes of a policy; names and values are checked."""
+    with named(where):
+        make_config(Policy, _table(table, where), what="policy")
+    return dict(table)
 
 
 def _declared(name: str, table: Any, where: str) -> ListedSet:

@@ -235,6 +235,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         status="ok",
         cell=cell.describe(),
         config=asdict(adapter.config),
+        policy=asdict(adapter.policy),
         weights_tag=cell.weights.name,
         weights_hash=cell.weights.hash,
         normalization={"name": normalization, "mean": mean, "std": std},

@@ -111,6 +111,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
         graph=where.graph and cell.device == "cuda" and cell.method in registry.BUILT_IN,
         **cell.fields,
+        **cell.policy,
     )
     stream.check_labels(adapter.backbone.classes)  # now: source data may take minutes
     if not adapter.needs_source:

@@ -58,6 +58,7 @@ class Record:
     reason: str = ""  # why it failed
     cell: dict[str, Any] = field(default_factory=dict)  # what is hashed: method, sets, seed, ...
     config: dict[str, Any] = field(default_factory=dict)  # the method's fields, resolved
+    policy: dict[str, Any] = field(default_factory=dict)  # when it learned: group, guard
     versions: dict[str, str] = field(default_factory=dict)  # library -> version, Python included
     commit: str = ""
     weights_tag: str = ""
