@@ -2,6 +2,7 @@ from .arrays import CifarC, cifar10, cifar100, svhn
 from .catalog import DATASETS, open_dataset, open_stream
 from .checking import Finding, check
 from .corrupting import OnTheFly
+from .draws import ClassDraw
 from .folders import CorruptionFolders, image_folder, ood_folder
 from .imagenet import (
     imagenet_a,
@@ -24,6 +25,7 @@ __all__ = [
     "DATASETS",
     "PAPER",
     "CifarC",
+    "ClassDraw",
     "CorruptionFolders",
     "FileReader",
     "Finding",

@@ -12,8 +12,8 @@ from opentta.errors import ConfigError, unknown
 
 Indices = npt.NDArray[np.int64]  # (N,)
 
-LABEL_ORDERS = ("shuffled", "dirichlet")
-OOD_ORDERS = ("spread", "bursts")
+LABEL_ORDERS = ("shuffled", "dirichlet", "sorted", "drawn")
+OOD_ORDERS = ("spread", "bursts", "once")
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,12 @@ class Order:
         100
     """
 
-    labels: str = "shuffled"  # "dirichlet": classes cluster in time (not i.i.d.)
+    # "dirichlet": classes cluster in time; "sorted": one class after the other; "drawn": as listed
+    labels: str = "shuffled"
     concentration: float = 0.1  # of the Dirichlet; smaller = stronger clusters
     slots: int | None = None  # stretches of time that classes spread over; None: one a class
-    ood: str = "spread"  # "bursts": OOD samples of one set arrive in unbroken runs
+    # "bursts": OOD samples of one set arrive in unbroken runs; "once": all in one, after a third
+    ood: str = "spread"
     burst: int = 64  # samples in a run
 
     def __post_init__(self) -> None:
@@ -72,6 +74,11 @@ class Draw:
         raw = np.asarray(self._bits.random_raw(count), dtype=np.uint64)
         return (raw % np.uint64(bound)).astype(np.int64)
 
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Uniform draws from [0, 1): (count,), from the same bits on every version of numpy."""
+        raw = np.asarray(self._bits.random_raw(count), dtype=np.uint64)
+        return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
     def dirichlet(self, concentration: float, count: int) -> npt.NDArray[np.float64]:
         """Shares that sum to one: (count,)."""
         alphas = np.full(count, concentration)
@@ -95,14 +102,31 @@ def arrange(labels: Indices, origins: Indices, order: Order, draw: Draw) -> Indi
     known = np.flatnonzero(origins == 0)
     if order.labels == "shuffled":
         known = known[draw.permutation(len(known))]
-    else:
+    elif order.labels == "sorted":
+        known = known[_sorted(labels[known], draw)]
+    elif order.labels == "dirichlet":
         known = known[_dirichlet(labels[known], order, draw)]
+    if order.ood == "once":
+        unknowns = np.flatnonzero(origins != 0)
+        unknowns = unknowns[draw.permutation(len(unknowns))]
+        third = len(known) // 3
+        return np.concatenate([known[:third], unknowns, known[third:]])
     if order.ood == "spread":
         unknowns = np.flatnonzero(origins != 0)
         runs = [unknowns[i : i + 1] for i in draw.permutation(len(unknowns))]
     else:
         runs = _bursts(origins, order.burst, draw)
     return _insert(known, runs, draw)
+
+
+def _sorted(labels: Indices, draw: Draw) -> Indices:
+    """One class after the other, in a random order of classes and within each."""
+    classes = np.unique(labels)
+    rank = np.empty(len(classes), dtype=np.int64)
+    rank[draw.permutation(len(classes))] = np.arange(len(classes))
+    shuffled = draw.permutation(len(labels))
+    place = rank[np.searchsorted(classes, labels[shuffled])]
+    return shuffled[np.argsort(place, kind="stable")]
 
 
 def _dirichlet(labels: Indices, order: Order, draw: Draw) -> Indices:

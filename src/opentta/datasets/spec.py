@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from opentta.datasets.corruptions.constants import CORRUPTIONS
+from opentta.datasets.draws import ClassDraw
 from opentta.datasets.orders import Order
 from opentta.datasets.preprocess import PAPER, Preprocessing
 from opentta.errors import ConfigError, unknown
@@ -48,6 +49,7 @@ class Share:
     at_most: bool = field(default=False, compare=False)
     list_sha256: str = ""  # of the list of a declared set: another list is another stream
     listed: ListedSet | None = field(default=None, compare=False)  # where list and images lie
+    repeat: bool = False  # images come again where the set has fewer than are wanted
 
     def __post_init__(self) -> None:
         if self.listed is not None:
@@ -73,7 +75,7 @@ class Share:
             wanted = round(self.ratio * known)
         if wanted > available and self.at_most:
             return available
-        if wanted > available:
+        if wanted > available and not self.repeat:
             raise ConfigError(
                 f"{self.name}: expected at least {wanted} images, but it has {available}; ask for "
                 "fewer, or for all (count=None, ratio=None)"
@@ -88,7 +90,8 @@ class Share:
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON."""
         values = {"name": self.name, "count": self.count, "ratio": self.ratio, "pick": self.pick}
-        return values | ({"list_sha256": self.list_sha256} if self.list_sha256 else {})
+        later = {"list_sha256": self.list_sha256, "repeat": self.repeat}
+        return values | {name: value for name, value in later.items() if value}
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ class StreamSpec:
     seed: int = 0
     preprocessing: Preprocessing = PAPER  # stored under the key "preset"
     on_error: str = "raise"  # what an unreadable image does; "skip": left out, and counted
+    draw: ClassDraw = ClassDraw()  # which known images come, and how often
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -211,6 +215,8 @@ class StreamSpec:
         """Plain values only, ready for JSON."""
         values = asdict(self)
         values["preset"] = values.pop("preprocessing")
+        if self.draw == ClassDraw():  # streams described before there were draws keep their hash
+            del values["draw"]
         return values | {"id": self.id.to_dict(), "ood": tuple(s.to_dict() for s in self.ood)}
 
     @classmethod
@@ -229,6 +235,7 @@ class StreamSpec:
         )
         fields["order"] = Order(**fields["order"])
         fields["preprocessing"] = Preprocessing.from_dict(fields.pop("preset"))
+        fields["draw"] = ClassDraw(**fields.get("draw", {}))
         return cls(**fields)
 
 

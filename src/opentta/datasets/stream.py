@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opentta.datasets.draws import ClassDraw, draw_known
 from opentta.datasets.loader import (
     Decoded,
     Decoder,
@@ -277,7 +278,8 @@ def compose(spec: StreamSpec, segment: Segment, pools: Sequence[ImagePool]) -> S
     known = 0
     for origin, pool in enumerate(pools):
         share = spec.ood[origin - 1] if origin else spec.id
-        for images, domain in _under(segment, pool, share, spec.seed, known):
+        draw = ClassDraw() if origin else spec.draw
+        for images, domain in _under(segment, pool, share, spec.seed, known, draw):
             sets.append(images.as_ood() if origin else images)
             domains.append(domain)
             origins.append(origin)
@@ -294,7 +296,7 @@ def compose(spec: StreamSpec, segment: Segment, pools: Sequence[ImagePool]) -> S
 
 
 def _under(
-    segment: Segment, pool: ImagePool, share: Share, seed: int, known: int
+    segment: Segment, pool: ImagePool, share: Share, seed: int, known: int, draw: ClassDraw
 ) -> Iterator[tuple[ImageSet, str]]:
     """The chosen images of one pool under a segment, as sets of one corruption each."""
     names = segment.corruptions if pool.follows_corruption else ()
@@ -302,7 +304,7 @@ def _under(
     if len(names) < 2:
         images = pool.at(names[0] if names else "", severity)
         domain = segment.domain if names else "clean"
-        yield images.subset(_pick(share, len(images), known, seed)), domain
+        yield images.subset(_pick(share, images.labels, known, seed, draw)), domain
         return
     families = [pool.at(name, severity) for name in names]
     if len({len(images) for images in families}) > 1:
@@ -311,16 +313,23 @@ def _under(
             f"{pool.name}: expected the same images under every corruption of a mixed segment, "
             f"got {sizes}; complete the folders (see `opentta data check`)"
         )
-    chosen = _pick(share, len(families[0]), known, seed)
+    chosen = _pick(share, families[0].labels, known, seed, draw)
     drawn = Draw(seed, "mixed", segment.corruption, pool.name).integers(len(names), len(chosen))
     for number in np.unique(drawn):  # of few images, none may have drawn some corruption
         images = families[number].subset(chosen[drawn == number])
         yield images, f"{names[number]}/{severity}"
 
 
-def _pick(share: Share, available: int, known: int, seed: int) -> Indices:
+def _pick(share: Share, labels: Labels, known: int, seed: int, draw: ClassDraw) -> Indices:
     """Which images take part; the same under every corruption, as their number allows."""
+    available = len(labels)
     wanted = share.take(available, known)
+    if wanted > available:  # passes over all, each in an order of its own
+        dice = Draw(seed, "repeat", share.name)
+        return np.concatenate(
+            [dice.permutation(available) for _ in range(-(-wanted // available))]
+        )[:wanted]
+    chosen = np.arange(wanted, dtype=np.int64)
     if share.pick == "random" and wanted < available:
-        return np.sort(Draw(seed, "pick", share.name).permutation(available)[:wanted])
-    return np.arange(wanted, dtype=np.int64)
+        chosen = np.sort(Draw(seed, "pick", share.name).permutation(available)[:wanted])
+    return chosen[draw_known(labels[chosen], draw, seed)]

@@ -50,7 +50,7 @@ def count_images(spec: StreamSpec) -> tuple[int, int]:
         >>> count_images(StreamSpec(Share("imagenet-c"), (Share("textures", count=5000),)))
         (50000, 5000)
     """
-    known = _taken(spec.id, 0)
+    known = spec.draw.images or _taken(spec.id, 0)
     return known, sum(_taken(share, known) for share in spec.ood)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from opentta import registry
 from opentta.bench.plan.backbones import full_name, size_of, stream_preprocessing
 from opentta.bench.plan.cells import Cell
-from opentta.bench.plan.preset import JOIN, Grid, Preset, check_grid, named
+from opentta.bench.plan.preset import JOIN, Grid, Preset, StreamSettings, check_grid, named
 from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.files import plain
 from opentta.bench.store.places import CLEAN
@@ -95,7 +95,8 @@ def expand(
         )
     if limit is not None and limit < 1:
         raise ConfigError(f"expected a limit of at least 1 image, got {limit}")
-    stream = replace(preset.stream, **_given(preprocessing=preprocessing, batch_size=batch_size))
+    changed = _given(preprocessing=preprocessing, batch_size=batch_size)
+    shapes = {name: replace(preset.shape(name), **changed) for name in grid.shapes or ("",)}
     fixed: dict[str, Any] = {
         "precision": precision or preset.precision,
         "threads": preset.threads if threads is None else threads,
@@ -104,14 +105,18 @@ def expand(
     }
     names = [full_name(name) for name in grid.backbones]
     rows = {at: _rows(preset, grid, *at, fields or {}) for at in product(grid.id, names)}
-    prepared = {name: stream_preprocessing(name, stream.preprocessing) for name in names}
+    prepared = {
+        (name, stream.preprocessing): stream_preprocessing(name, stream.preprocessing)
+        for name, stream in product(names, shapes.values())
+    }
     tokens = {name: _tokens(preset, name) for name in names}
     # Last, as it may download: what was mistyped has been found by now.
     found = {name: find_weights(name, weights, download=download) for name in names}
     cells = []
-    for seed, name, known in product(grid.seeds, names, grid.id):
-        for domains, oods in product(_domains(known, grid), grid.ood):
-            first, *others = _shares(preset, known, oods.split(JOIN), limit)
+    for seed, name, known, (shape, stream) in product(grid.seeds, names, grid.id, shapes.items()):
+        unknowns = grid.ood[:1] if stream.unknown == 0 else grid.ood  # none: one stream for all
+        for domains, oods in product(_domains(known, grid), unknowns):
+            first, *others = _shares(preset, stream, known, oods.split(JOIN), limit)
             specs = [
                 StreamSpec(
                     first,
@@ -123,8 +128,9 @@ def expand(
                     stream.reset,
                     stream.drop_last,
                     seed,
-                    prepared[name],
+                    prepared[name, stream.preprocessing],
                     stream.on_error,
+                    stream.draw,
                 )
                 for segments in domains
             ]
@@ -139,7 +145,7 @@ def expand(
                     source=row.source,
                     tokens=tokens[name],
                     row=row.name,
-                    settings=row.settings,
+                    settings=row.settings | ({"shape": shape} if shape else {}),
                     thumbnails=seed == grid.seeds[0],
                     **fixed,
                 )
@@ -239,11 +245,16 @@ def _domains(id: str, grid: Grid) -> list[list[tuple[Segment, ...]]]:
     return clean + (made if names else [])
 
 
-def _shares(preset: Preset, id: str, ood: Sequence[str], limit: int | None) -> list[Share]:
+def _shares(
+    preset: Preset, stream: StreamSettings, id: str, ood: Sequence[str], limit: int | None
+) -> list[Share]:
     """How much of each set takes part: as the preset states, or in proportion below a limit."""
     sets = preset.datasets
-    known = preset.share(id)
-    unknowns = [preset.share(name) for name in ood]
+    known = replace(stream.share(id), listed=preset.sets.get(id))
+    unknowns = [
+        replace(stream.share_of_unknown(name), listed=preset.sets.get(name))
+        for name in (() if stream.unknown == 0 else ood)
+    ]
     total = known.count or sets[id].images
     if limit is None or limit >= total:
         return [known, *unknowns]

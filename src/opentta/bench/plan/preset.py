@@ -21,6 +21,7 @@ from opentta.bench.store.plans import KINDS
 from opentta.config import Policy, make_config
 from opentta.datasets.catalog import DATASETS, CatalogEntry
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
+from opentta.datasets.draws import ClassDraw
 from opentta.datasets.lists import listed_set
 from opentta.datasets.orders import Order
 from opentta.datasets.spec import PICKS, ListedSet, Share
@@ -48,6 +49,7 @@ class Grid:
     severities: tuple[int, ...] = (5,)
     ood: tuple[str, ...] = ()  # a stream each; "a+b": both in one
     seeds: tuple[int, ...] = (2024, 2025, 2026)
+    shapes: tuple[str, ...] = ()  # of streams, by their names in [shapes]; none: [stream] alone
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class StreamSettings:
     ratios: dict[str, float] = field(default_factory=dict)  # OOD set -> images for each ID image
     picks: dict[str, str] = field(default_factory=dict)  # data set -> first or random
     order: Order = Order()
+    draw: ClassDraw = ClassDraw()
+    unknown: float | None = None  # OOD images for each ID image, of every OOD set; 0: none at all
     passes: int = 1
     reset: Literal["corruption", "never"] = "corruption"
     drop_last: bool = False
@@ -69,6 +73,12 @@ class StreamSettings:
         """How much of a data set takes part."""
         pick = self.picks.get(name, "first")
         return Share(name, self.counts.get(name), self.ratios.get(name), pick)
+
+    def share_of_unknown(self, name: str) -> Share:
+        """The same of an OOD set, of which ``unknown`` may say how much comes."""
+        if self.unknown is None:
+            return self.share(name)
+        return Share(name, ratio=self.unknown, pick="random", repeat=True)
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class Preset:
     grid: Grid = Grid()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. near -> OOD sets
     stream: StreamSettings = StreamSettings()
+    shapes: dict[str, StreamSettings] = field(default_factory=dict)  # [stream], changed
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)  # method -> fields
     policy: dict[str, Any] = field(default_factory=dict)  # group, guard: of all rows
     variant: tuple[Variant, ...] = ()
@@ -128,9 +139,15 @@ class Preset:
         """The data sets that the preset may name: the catalog's and its own."""
         return {**DATASETS, **self.sets}
 
-    def share(self, name: str) -> Share:
-        """How much of a data set takes part in a stream."""
-        return replace(self.stream.share(name), listed=self.sets.get(name))
+    def shape(self, name: str) -> StreamSettings:
+        """The settings of a shape; of [stream] itself for an empty name."""
+        if name and name not in self.shapes:
+            raise unknown(f"shape of {self.name}", name, self.shapes)
+        return self.shapes[name] if name else self.stream
+
+    def share(self, name: str, shape: str = "") -> Share:
+        """How much of an ID set takes part in a stream of a shape."""
+        return replace(self.shape(shape).share(name), listed=self.sets.get(name))
 
     def variant_of(self, row: str) -> Variant:
         """The variant of that name, or the method itself as one; an unknown name is an error."""
@@ -193,7 +210,8 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     own = [key for key in Preset.__dataclass_fields__ if key not in ("name", "file")]
     for key in values.keys() & {"name", "file"}:  # a preset has the name of its file
         _known("key", key, own, file)
-    for key in ("grid", "groups", "stream", "fields", "policy", "sweep", "source", "sets"):
+    tables = ("grid", "groups", "stream", "shapes", "fields", "policy", "sweep", "source", "sets")
+    for key in tables:
         _table(values.get(key, {}), f"{file}: [{key}]")
     declared = {
         set_name: _declared(set_name, table, f"{file}: [sets.{set_name}]")
@@ -202,7 +220,13 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     sets: Sets = {**DATASETS, **declared}
     values |= {"name": name, "file": file, "sets": declared}
     values["grid"] = _grid(values.get("grid", {}), file, sets)
-    values["stream"] = _stream(values.get("stream", {}), file, sets)
+    stated = values.get("stream", {})
+    values["stream"] = _stream(stated, f"{file}: [stream]", sets)
+    values["shapes"] = {
+        shape: _stream({**stated, **_table(table, where)}, where, sets)
+        for shape, table in values.get("shapes", {}).items()
+        if (where := f"{file}: [shapes.{shape}]")
+    }
     values["variant"] = _variants(values.get("variant", []), file, sets)
     values["groups"] = {
         group: _named_sets(names, f"{file}: [groups] {group}", sets)
@@ -232,7 +256,7 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
 def check_grid(grid: Grid, file: str, sets: Sets) -> None:
     """Every name and number of a grid, but for its methods, which the whole preset knows."""
     where = f"{file}: [grid]"
-    for key in ("methods", "backbones", "id", "corruptions", "severities", "ood", "seeds"):
+    for key in Grid.__dataclass_fields__:
         values = getattr(grid, key)
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
         if twice:
@@ -284,25 +308,31 @@ def _grid(table: dict[str, Any], file: str, sets: Sets) -> Grid:
     return grid
 
 
-def _stream(table: dict[str, Any], file: str, sets: Sets) -> StreamSettings:
-    where = f"{file}: [stream]"
+def _stream(table: dict[str, Any], where: str, sets: Sets) -> StreamSettings:
     values = dict(table)
-    if "order" in values:
-        order = _table(values["order"], f"{where} order")
-        with named(where):
-            values["order"] = make_config(Order, order, what="order")
-    for key, kind in (("counts", int), ("ratios", float), ("picks", str)):
+    kinds: dict[str, type[Any]] = {"order": Order, "draw": ClassDraw}
+    for key, kind in kinds.items():
+        if key in values:
+            with named(where):
+                values[key] = make_config(kind, _table(values[key], f"{where} {key}"), what=key)
+    for key, number in (("counts", int), ("ratios", float), ("picks", str)):
         for name, value in _table(values.get(key, {}), f"{where} {key}").items():
             _known("data set", name, sets, f"{where} {key}")
-            good = isinstance(value, (int, float) if kind is float else kind)
+            good = isinstance(value, (int, float) if number is float else number)
             if not good or isinstance(value, bool):
-                raise ConfigError(f"{where} {key}.{name}: expected {kind.__name__}, got {value!r}")
+                raise ConfigError(
+                    f"{where} {key}.{name}: expected {number.__name__}, got {value!r}"
+                )
             if key == "picks":
                 _known("pick", value, PICKS, f"{where} {key}.{name}")
     settings = make_config(StreamSettings, values, what=where)
     with named(where):
         for name in {**settings.counts, **settings.ratios}:
             settings.share(name)  # says what is wrong with a count or a ratio
+    if settings.unknown is not None and settings.unknown < 0:
+        raise ConfigError(
+            f"{where} unknown: expected a share of at least 0, got {settings.unknown}"
+        )
     if settings.batch_size < 1 or settings.passes < 1:
         raise ConfigError(f"{where}: expected batch_size and passes of at least 1")
     return settings

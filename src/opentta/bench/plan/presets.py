@@ -125,15 +125,15 @@ def _notes(preset: Preset, cells: Sequence[Cell]) -> list[str]:
     for name, used in dict.fromkeys((c.weights.name, c.stream.preprocessing.name) for c in cells):
         asked = [n for n in preset.grid.backbones if name.partition(".")[0] == n]  # without its tag
         notes |= dict.fromkeys(remarks(asked[0] if asked else name, used))
-    stated = preset.stream
-    for used in dict.fromkeys(c.stream.preprocessing.name for c in cells):
+    for cell in cells:
+        shape, stream = cell.settings.get("shape", ""), cell.stream
+        stated, used = preset.shape(shape), stream.preprocessing.name
         if used != stated.preprocessing:
             notes[f"preprocessing is {used}, not {stated.preprocessing} as in {preset.name}"] = None
-    for size in dict.fromkeys(c.stream.batch_size for c in cells):
-        if size != stated.batch_size:
-            notes[f"batches of {size}, not of {stated.batch_size} as in {preset.name}"] = None
-    for share in dict.fromkeys(c.stream.id for c in cells):
-        if share != preset.share(share.name):
-            text = f"at most {share.count} ID images per stream: not comparable with the full one"
-            notes[text] = None
+        if stream.batch_size != stated.batch_size:
+            sizes = f"batches of {stream.batch_size}, not of {stated.batch_size}"
+            notes[f"{sizes} as in {preset.name}"] = None
+        if stream.id != preset.share(stream.id.name, shape):
+            limit = f"at most {stream.id.count} ID images per stream"
+            notes[f"{limit}: not comparable with the full one"] = None
     return list(notes)
