@@ -9,7 +9,7 @@ import opentta
 from opentta.adapter.base import NoConfig
 from opentta.config import Execution
 from opentta.errors import ConfigError, DeviceError, ImageValueError
-from opentta.testing import _without_generator, same, tiny_vit, weights
+from opentta.testing import _without_generator, batches, same, tiny_vit, weights
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -235,3 +235,30 @@ def test_in_half_precision_the_second_pass_sees_the_modules_as_they_stepped(batc
         return build("ladder_affine", precision="bfloat16", **fields)(batch).logits
 
     assert not torch.equal(second_pass(0.0), second_pass(1.0))
+
+
+@pytest.mark.parametrize("method", ["steady", "tent", "sotta", "roid"])
+def test_groups_and_the_guard_are_recorded_and_learn_the_same(method):
+    """Answers and steps are played back apart; calls of any size learn what whole groups learn."""
+    x, policy = torch.cat(batches(12)), {"group": 6, "guard": True}
+    plain, played, small = (build(method, **policy, graph=g) for g in (False, True, True))
+    for call in x.cuda().split(6):
+        one, two = plain(call), played(call)
+        torch.testing.assert_close(one.logits, two.logits)
+    answers = torch.cat([small(call).logits for call in x.cuda().split(2)])
+    assert answers.isfinite().all()
+    near = {"rtol": 1e-4, "atol": 1e-5}
+    for name, tensor in weights(plain).items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, weights(played)[name], equal_nan=True, **near)
+            torch.testing.assert_close(tensor, weights(small)[name], equal_nan=True, **near)
+
+
+def test_a_bad_image_on_a_gpu_never_waits():
+    adapter, x = build("tent", group=6), batches(1)[0].cuda()
+    bad = x[:3].clone()
+    bad[1, 0, 0, 0] = torch.nan
+    out = adapter(bad)
+    assert out.labels.tolist()[1] == -1 and len(adapter.buffer) == 2
+    with pytest.raises(ImageValueError, match="1 image"):
+        adapter.check()
