@@ -144,6 +144,11 @@ def _order(record: Record) -> str:
     return ", ".join(f"{name} {value}" for name, value in order.items() if value is not None)
 
 
+def _policy(record: Record) -> str:
+    """What differs from a method that learns from every call, unwatched."""
+    return ", ".join(f"{name} {value}" for name, value in record.policy.items() if value)
+
+
 _Reader = Callable[[Record], str]
 _READERS: tuple[tuple[str, _Reader], ...] = (
     ("backbone", lambda r: str(r.cell.get("backbone", ""))),
@@ -153,6 +158,7 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("order", _order),
     ("reset", _of_spec("reset")),
     ("samples", _counts),
+    ("policy", _policy),
     ("seed", lambda r: str(r.cell.get("seed", ""))),
     ("device", lambda r: r.device),
     ("precision", lambda r: r.precision),
