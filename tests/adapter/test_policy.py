@@ -248,6 +248,9 @@ def test_the_guard_needs_evidence_and_forgives():
 def test_any_method_takes_a_policy_and_none_has_one_by_default():
     adapter = opentta.adapt(tiny_vit(), "tent", normalization="half", group=32, guard=True)
     assert adapter.policy == Policy(32, True)
+    assert "tent(group=32, guard=True)" in repr(adapter) and "frozen" not in repr(adapter)
+    adapter.freeze()
+    assert repr(adapter).endswith(", frozen")
     assert registry.method("tent").policy == Policy()
     with pytest.raises(ConfigError, match=r"policy\.group: expected a whole number of at least 0"):
         opentta.adapt(tiny_vit(), "tent", normalization="half", group=-1)

@@ -17,14 +17,19 @@ DIM = 1 / 200
 def describe(adapter: Any) -> str:
     """Method, settings that are not the defaults, model, place, and how much adapts."""
     b = adapter.backbone
-    settings = {**_changed(adapter), **_differing(adapter.execution, Execution())}
+    settings = {
+        **_changed(adapter),
+        **_differing(adapter.policy, type(adapter).policy),
+        **_differing(adapter.execution, Execution()),
+    }
     settings |= {"seed": adapter._seed} if adapter._seed else {}
     shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     kind = "" if b.dtype == torch.float32 else f" in {str(b.dtype).removeprefix('torch.')}"
+    frozen = ", frozen" if adapter.is_frozen else ""
     return (
         f"{adapter.name or type(adapter).__name__}{f'({shown})' if shown else ''} around "
         f"{b.family} {type(b.model).__name__}, {b.depth} blocks of {b.dim}, {b.classes} classes, "
-        f"on {b.device}{kind}: {sum(p.numel() for p in adapter.params):,} numbers adapt"
+        f"on {b.device}{kind}: {sum(p.numel() for p in adapter.params):,} numbers adapt{frozen}"
     )
 
 
