@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from opentta.metrics.measures import acceptance, accuracy, auroc, ece, hscore
 from opentta.metrics.samples import Samples
 from opentta.metrics.windows import PAPER_WINDOW, ends
@@ -63,6 +65,7 @@ def summarize(
     - ``domains``: domain -> the same measures
     - ``origins``: OOD set -> the measures with the OOD samples of that set alone
     - ``groups``: the same for each of ``groups``, e.g. ``{"near": ("ssb",), "far": ("sun",)}``
+    - ``last_third``: ACC, AUROC and H of the last third of each domain
     - ``windows``: ``first`` and ``last`` samples of each domain: label, size, ACC, AUROC and H
     - ``auroc_by_alpha``: AUROC for each column of the grid of scores, where there is one
     """
@@ -75,6 +78,7 @@ def summarize(
     if groups:
         out["groups"] = {g: averaged(samples.against(*names), score) for g, names in groups.items()}
     out["windows"] = {name: _window(samples, name, window) for name in ("first", "last")}
+    out["last_third"] = averaged(samples, _last_third)
     if samples.score_grid is not None:
         columns = range(samples.score_grid.shape[1])
         by_alpha = averaged(samples, lambda part: {str(c): _grid_auroc(part, c) for c in columns})
@@ -105,6 +109,11 @@ def _window(samples: Samples, name: str, size: int) -> dict[str, Any]:
 
     values = averaged(samples, measure)
     return {"label": " / ".join(dict.fromkeys(labels)), "asked": size, **values}
+
+
+def _last_third(part: Samples) -> dict[str, float]:
+    rows = np.arange(len(part))
+    return headline(part.take(rows >= 2 * len(part) // 3))
 
 
 def _grid_auroc(part: Samples, column: int) -> float:

@@ -60,6 +60,11 @@ def test_tables_tell_shapes_apart_and_nothing_is_called_a_departure(preset):
     assert plan_of(preset, expand(preset, batch_size=8), "").notes[0].startswith("batches of 8")
 
 
+def test_a_limit_holds_for_drawn_images_too(preset):
+    for cell in expand(preset, limit=20):
+        assert sum(open_stream(cell.stream, "").counts().values()) <= 24
+
+
 def test_a_shape_that_is_not_there_and_a_wrong_key_are_named(preset):
     wrong = {**PRESET, "grid": {**PRESET["grid"], "shapes": ["fwe"]}}
     with pytest.raises(UnknownNameError, match="did you mean 'few'"):

@@ -17,6 +17,7 @@ from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.files import plain
 from opentta.bench.store.places import CLEAN
 from opentta.config import Policy, make_config
+from opentta.datasets.draws import ClassDraw
 from opentta.datasets.spec import Segment, Share, StreamSpec
 from opentta.errors import ConfigError, unknown
 
@@ -130,7 +131,7 @@ def expand(
                     seed,
                     prepared[name, stream.preprocessing],
                     stream.on_error,
-                    stream.draw,
+                    _limited(stream.draw, limit),
                 )
                 for segments in domains
             ]
@@ -266,6 +267,13 @@ def _shares(
             share = replace(share, count=count, at_most=True)  # a copy may be smaller
         cut.append(replace(share, pick="random"))
     return [replace(known, count=limit, pick="random", at_most=True), *cut]
+
+
+def _limited(draw: ClassDraw, limit: int | None) -> ClassDraw:
+    """The draw with no more known images than the limit."""
+    if limit is None or draw.images is None or draw.images <= limit:
+        return draw
+    return replace(draw, images=limit)
 
 
 def _tokens(preset: Preset, backbone: str) -> tuple[int, ...]:

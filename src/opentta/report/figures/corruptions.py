@@ -161,12 +161,18 @@ def draw_bars(
 def draw_heat(
     axes: Axes,
     corruptions: Sequence[str],
-    severities: Sequence[int],
+    severities: Sequence[object],
     values: Array,
     signed: bool = False,
+    xlabel: str = "Severity (1 = mild, 5 = strong)",
+    top: float | None = None,
 ) -> None:
-    """A heat map with its numbers: ``values`` (C, S); NaN stays empty. ``signed``: about zero."""
-    top = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+    """A heat map with its numbers: ``values`` (C, S); NaN stays empty.
+
+    ``signed``: colours about zero, up to ``top`` or the largest value.
+    """
+    if top is None:
+        top = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     low, high = (-max(top, 1e-9), max(top, 1e-9)) if signed else (0.0, 100.0)
     colors = matplotlib.colormaps["PuOr_r" if signed else "cividis"]
     axes.imshow(values, cmap=colors, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
@@ -183,4 +189,4 @@ def draw_heat(
     axes.tick_params(length=0)
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel("Severity (1 = mild, 5 = strong)")
+    axes.set_xlabel(xlabel)

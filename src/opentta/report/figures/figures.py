@@ -9,6 +9,7 @@ from pathlib import Path
 from opentta.report.figures.corruptions import bars_figure, heat_figure
 from opentta.report.figures.cost import cost_figure
 from opentta.report.figures.figure import FOLDER, Figure, Omission
+from opentta.report.figures.shapes import shapes_figure
 from opentta.report.figures.stream import ROWS, stream_figures
 from opentta.report.figures.style import looks
 from opentta.report.figures.sweep import alpha_figure, settings_figure
@@ -98,6 +99,8 @@ def _of_scope(study: Study, scope: Scope, prefix: str, first: bool) -> list[Figu
         return token_figures(study.side, scope, prefix)
     if kind == "runtime":
         return [cost_figure(scope, prefix, look)]
+    if kind == "streams":
+        return [shapes_figure(scope, prefix)]
     if kind == "tune":
         return []
     if kind == "alpha":

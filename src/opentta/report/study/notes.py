@@ -8,6 +8,7 @@ from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_ta
 from opentta.bench.store.places import CLEAN, Place
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
+from opentta.report.study.streams import sentences
 from opentta.report.study.values import Entry, plural, row_of
 
 REJECTED = (
@@ -73,13 +74,14 @@ def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, .
         known = ", ".join(paper_tables())
         out.append(f"The paper has no table {section.paper!r} to compare with ({known}).")
     out += _beside_paper(section, paper)
-    return (*out, *gaps(section), *warnings(section.records))
+    return (*out, *gaps(section), *warnings(section.records, shapes=section.kind == "streams"))
 
 
 def print_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
     """The notes that a reader in print needs: nothing about one machine or folder."""
     out = [*_stated(section), *_beside_paper(section, paper)]
-    return (*out, *gaps(section, brief=True), *warnings(section.records, local=False))
+    mixed = warnings(section.records, local=False, shapes=section.kind == "streams")
+    return (*out, *gaps(section, brief=True), *mixed)
 
 
 def _stated(section: Section) -> list[str]:
@@ -88,7 +90,7 @@ def _stated(section: Section) -> list[str]:
     for column in section.columns:
         if not (column.group or column.name) and column.oods[0].count("+") > 1:
             out.append(f"{column.label}: {column.oods[0].replace('+', ', ')} in one stream.")
-    return out
+    return [*out, *(sentences(section) if section.kind == "streams" else ())]
 
 
 def _beside_paper(section: Section, paper: PaperTable | None) -> list[str]:

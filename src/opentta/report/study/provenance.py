@@ -53,10 +53,13 @@ def facts(records: Sequence[Record]) -> tuple[Fact, ...]:
     return tuple(fact for fact in found if fact is not None)
 
 
-def warnings(records: Sequence[Record], *, local: bool = True) -> tuple[str, ...]:
+def warnings(
+    records: Sequence[Record], *, local: bool = True, shapes: bool = False
+) -> tuple[str, ...]:
     """What a reader must know before comparing these cells with each other.
 
-    Without ``local`` hosts and commits are left out, which mean nothing elsewhere.
+    Without ``local`` hosts and commits are left out, which mean nothing elsewhere; ``shapes``: the
+    size of calls and the order of samples differ by intention.
 
     Example:
         >>> both = [Record("a1", "ok", device="cpu"), Record("b2", "ok", device="cuda")]
@@ -69,6 +72,7 @@ def warnings(records: Sequence[Record], *, local: bool = True) -> tuple[str, ...
         for fact in facts(records)
         if fact.mixed and (fact.name in _COMPARED or fact.name in libraries)
         if local or fact.name not in _LOCAL
+        if not (shapes and fact.name in _SHAPED)
     ]
     dirty = sum(record.commit.endswith(DIRTY) for record in records)
     if dirty and local:
@@ -168,6 +172,7 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
 )
 _COMPARED = ("device", "precision", "threads", "host", "commit", "batch size", "order", "reset")
 _LOCAL = ("host", "commit")
+_SHAPED = ("batch size", "order")
 _WITHIN: tuple[tuple[str, str, _Reader], ...] = (  # may differ between, not within
     ("backbone", "weights", lambda r: r.weights_hash[:12]),
     ("backbone", "preprocessing", preprocessing_of),

@@ -101,7 +101,7 @@ class Section:
                 if names and set(names) <= set(origins)
             ]
             apart += inside or [Column((ood,), name, (name,)) for name in origins]
-        if len(self.oods) == 1:
+        if len(self.oods) == 1 or self.kind == "streams":  # some shapes have no OOD set
             return (*streams, *apart)
         for group, names in self.groups.items():
             if names and set(names) <= set(self.oods):

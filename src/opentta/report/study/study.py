@@ -58,7 +58,8 @@ class Study:
         """What is mixed, missing, failed or left out, one sentence each."""
         out: list[str] = []
         for section in self.sections:
-            found = [*gaps(section), *warnings(section.records)]
+            shapes = section.kind == "streams"
+            found = [*gaps(section), *warnings(section.records, shapes=shapes)]
             out += [f"{section.name}: {text}" for text in found]
         return tuple(out)
 
