@@ -110,6 +110,7 @@ class Steady(Adapter):
     state: SteadyState
     version = 2  # 1 was the default of ladder_affine
     score_sweep = ("alpha", ALPHA_GRID)
+    kept_by_guard = ("prior",)  # what was seen of the stream is not lost with the weights
     grid: ClassVar[Sequence[Stage]] = (  # cheap questions first, each with the answers before it
         [{"lr": (2.5e-3, 5e-3, 1e-2, 2e-2)}],
         [{"ood_quantile": (0.6, 0.7, 0.8, 0.9)}],
