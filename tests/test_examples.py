@@ -77,7 +77,7 @@ def test_the_example_method_is_short():
 
 
 def test_the_real_example_runs(monkeypatch, capsys, imagenet_mini):
-    arguments = ["adapt_real_images.py", "--known", "32", "--unknown", "16"]
+    arguments = ["adapt_real_images.py", "--known", "16", "--unknown", "8"]
     monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(ROOT / "examples" / "adapt_real_images.py"), run_name="__main__")
     out = capsys.readouterr().out

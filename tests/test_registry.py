@@ -136,6 +136,7 @@ def test_a_state_of_numbers_is_refused_with_the_rule(images):
         opentta.unregister("counter")
 
 
+@pytest.mark.slow  # mypy reads all of torch; `make lint` checks our own use with a cache
 def test_a_users_script_type_checks(tmp_path):
     """opentta.methods is a package and a function; both must have a type."""
     script = tmp_path / "user.py"
