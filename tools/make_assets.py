@@ -41,7 +41,6 @@ NEAR_PARTS = {"validation": range(4, 10), "benchmark": range(16, 28)}
 FAR = {"validation": (72, 1), "benchmark": (144, 0)}
 """Part -> number of images, seed."""
 SHIPPED = ("benchmark", "validation")
-KINDS = ("known", "near", "far")
 QUALITY = 90  # of the lossy WebP files
 LIBRARIES = ("Pillow", "numpy", "scipy", "scikit-learn", "timm", "torch")
 
