@@ -145,7 +145,7 @@ def test_a_damaged_state_changes_nothing(spoil, message, model, images):
         ("tent", "model.blocks.1.norm1.weight"),
         ("tent", "state.optimizer.moment.3"),
         ("ladder_affine", "extra.ladder.weight"),
-        ("steady", "state.prior.counts"),
+        ("steady", "state.counts.counts"),
         ("cotta", "state.teacher.model.head.weight"),
         ("rotta", "state.memory.images"),
         ("rotta", "state.memory.uncertainties"),

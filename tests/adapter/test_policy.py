@@ -232,7 +232,7 @@ def test_the_guard_takes_a_lost_model_back(method, fields):
     assert same(start, {name: after[name] for name in start})
     assert float(adapter.guard.sure) == 0.0
     if method == "steady":
-        assert float(adapter.state.prior.counts.sum()) > 0
+        assert float(adapter.state.counts.counts.sum()) > 0 and float(adapter.state.lean.seen) > 0
 
 
 def test_the_guard_needs_evidence_and_forgives():

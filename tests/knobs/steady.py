@@ -1,11 +1,12 @@
 """Settings under which each field of steady matters on the tiny model."""
 
-LIVELY = {"margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5}
+UNGROUPED = {"group": 0, "guard": False}  # every batch is a step
+LIVELY = {"margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5, **UNGROUPED}
 NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
     "margin": 0.0,
     "ladder": "off",
     "balance": 0.0,
-    "diversity": 0.0,
+    "score_balance": 0.0,
 }
 KNOBS = {
     "lr": ({}, None, 0.1),
@@ -26,9 +27,10 @@ KNOBS = {
     "average": ({}, 0.9, 0.1),
     "skip_top": ({}, 3, 1),
     "balance": ({}, 0.0, 1.0),
-    "diversity": ({}, 0.0, 1.0),
+    "balance_slope": ({}, 6.0, 1.0),
+    "balance_start": ({"balance": 5.0}, 0.15, 0.5),
     "balance_average": ({}, 0.95, 0.1),
-    "balance_prior": ({}, 1.0, 10.0),
+    "score_balance": ({}, 1.0, 0.0),
     "temperature": ({}, 3.0, 1.0),
     "ood_quantile": ({}, 0.8, 0.5),
     "known_quantile": ({}, 0.5, 0.2),

@@ -1,4 +1,4 @@
-"""ladder_affine and steady step as the one method of before did, with PUBLISHED and its defaults.
+"""ladder_affine steps as it did when it was one method with steady.
 
 The stored values are of the code before the split, on a float64 model, whose rounding is far below
 the tolerance on any machine. On the machine that stored them the float32 runs agreed bit for bit.

@@ -4,25 +4,34 @@ import math
 
 import pytest
 import torch
-from knobs.steady import LIVELY
+from knobs.steady import LIVELY, UNGROUPED
 from torch.nn import functional
 
 import opentta
+from opentta.config import Policy
 from opentta.errors import ConfigError
 from opentta.methods.steady import SteadyConfig
 from opentta.models import wrap
 from opentta.parts.affine import AttentionAffine
 from opentta.parts.ladder import Ladder
-from opentta.parts.losses import entropy, fused_entropy
+from opentta.parts.losses import energy, entropy
 from opentta.parts.two_heads import RATES
 from opentta.testing import batches, run, tiny_vit
 
 STILL = dict.fromkeys(RATES, 0.0)  # no module and no norm layer moves
-UNBALANCED = {"balance": 0.0, "diversity": 0.0}
+UNBALANCED = {"balance": 0.0, "score_balance": 0.0}
 
 
 def make(model=None, **fields):
+    """An adapter that steps on every batch."""
+    fields = {**UNGROUPED, **fields}
     return opentta.adapt(tiny_vit() if model is None else model, "steady", **fields)
+
+
+def test_the_default_policy_is_groups_of_32_and_a_guard():
+    adapter = opentta.adapt(tiny_vit(), "steady", normalization="half")
+    assert adapter.policy == Policy(group=32, guard=True)
+    assert [int(adapter(x).details["steps"]) for x in batches(6)] == [0, 0, 0, 0, 0, 1]
 
 
 # The whole step ---------------------------------------------------------------------------
@@ -60,17 +69,45 @@ class Reference:
             [{"params": psi, "lr": c.lr_psi}, {"params": hln, "lr": c.lr_ladder}],
             momentum=c.momentum,
         )
-        self.past = []  # doubts, as floats
+        self.past = []  # energies, as floats
         self.counts = [0.0] * b.classes
+        self.mass, self.others = [0.0] * b.classes, [0.0] * b.classes
+        self.seen = self.entropies = 0.0
         self.shares = []  # of reliable, unknown and known samples, a batch
 
     def lean(self):
-        extra = self.c.balance_prior
-        total = sum(self.counts) + extra * len(self.counts)
-        return torch.tensor(
-            [math.log((n + extra) / total * len(self.counts)) for n in self.counts],
-            dtype=torch.float32,
-        )
+        """What is taken off, class by class."""
+        if not self.seen:
+            return torch.zeros(self.b.classes)
+        c, classes = self.c, self.b.classes
+        u = [self.seen * m / n if n else 0.0 for m, n in zip(self.mass, self.others, strict=True)]
+        unsure = self.entropies / self.seen / math.log(classes)
+        tau = min(max(c.balance_slope * (unsure - c.balance_start), 0.0), c.balance)
+        mean = sum(u) / classes
+        return torch.tensor([tau * math.log((v + 1) / (mean + 1)) for v in u])
+
+    def energies(self, logits):
+        """-T ln sum exp(z / T), the log of each class's share over an equal one taken off."""
+        c, classes = self.c, self.b.classes
+        total = sum(self.counts) + classes
+        shares = torch.tensor([math.log((n + 1) / total * classes) for n in self.counts])
+        z = (logits.detach() - c.score_balance * shares) / c.temperature
+        return -c.temperature * z.exp().sum(1).log()
+
+    def watch(self, p):
+        """Count predictions (B, C), sample by sample."""
+        keep = self.c.balance_average ** (len(p) / 32)
+        for sums in (self.counts, self.mass, self.others):
+            sums[:] = [keep * value for value in sums]
+        self.seen, self.entropies = keep * self.seen, keep * self.entropies
+        for row in p.tolist():
+            top = row.index(max(row))
+            for j, value in enumerate(row):
+                self.counts[j] += value
+                self.mass[j] += value * (j != top)
+                self.others[j] += j != top
+            self.seen += 1
+            self.entropies -= sum(value * math.log(value) for value in row)
 
     def forward(self, images):
         features = []
@@ -84,14 +121,13 @@ class Reference:
 
         trace = self.b.trace(images, edit)
         ood = self.b.classify(self.ladder(trace.class_tokens))
-        lean = self.c.balance * self.lean()
-        return trace.logits, trace.logits - lean, ood - lean, features
+        lean = self.lean()
+        return trace.logits, ood, trace.logits - lean, ood - lean, features
 
-    def loss(self, raw, h, ood, reliable, unknown, known, weight):
-        c, loss = self.c, raw.sum() * 0
+    def loss(self, h, ood, reliable, unknown, known, weight):
+        c, loss = self.c, h.sum() * 0
         if reliable.any():
             loss = loss + weighted(h[reliable]) * int(reliable.sum()) / len(h)
-            loss = loss + c.diversity * (raw.softmax(1) * self.lean()).sum(1).mean()
         if unknown.any():
             doubt = h_of(ood / c.temperature)
             loss = loss - weight * doubt[unknown].mean()
@@ -104,18 +140,19 @@ class Reference:
         limit = c.margin * math.log(self.b.classes)
         for p in self.params:
             p.grad = None
-        raw, logits, ood, features = self.forward(images)
-        h, doubt = h_of(logits), h_of(logits / c.temperature).detach()
-        self.past = (self.past + doubt.tolist())[-c.window :]
+        raw, raw_ood, logits, ood, features = self.forward(images)
+        h, token = h_of(logits), self.energies(raw)
+        score = c.alpha * token + (1 - c.alpha) * self.energies(raw_ood)
+        self.past = (self.past + token.tolist())[-c.window :]
         stream = torch.tensor(self.past)
         reliable = h < limit
-        unknown = doubt > torch.quantile(stream, c.ood_quantile)
-        known = doubt < torch.quantile(stream, c.known_quantile)
+        unknown = token > torch.quantile(stream, c.ood_quantile)
+        known = token < torch.quantile(stream, c.known_quantile)
         self.shares.append([m.float().mean().item() for m in (reliable, unknown, known)])
         count = features[0].shape[1]
         sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
         sim = torch.stack([(s.sum((1, 2)) - count) / (count * (count - 1)) for s in sims]).mean()
-        loss = self.loss(raw, h, ood, reliable, unknown, known, c.lambda1)
+        loss = self.loss(h, ood, reliable, unknown, known, c.lambda1)
         used = bool((reliable | unknown).any())
         (loss - c.mu * used * sim).backward()
         if used:
@@ -128,21 +165,17 @@ class Reference:
             for p in self.norms:
                 p.add_(c.rho * p.grad / norm)
         self.model_sgd.zero_grad()
-        raw2, logits2, ood2, _ = self.forward(images)
+        _, _, logits2, ood2, _ = self.forward(images)
         h2 = h_of(logits2)
         still = reliable & (h2 < limit)
-        self.loss(raw2, h2, ood2, still, unknown, known, c.lambda2).backward()
+        self.loss(h2, ood2, still, unknown, known, c.lambda2).backward()
         with torch.no_grad():
             for p, value in zip(self.norms, saved, strict=True):
                 p.copy_(value)
         if (still | unknown).any():
             self.model_sgd.step()
-        seen = raw.detach().softmax(1).sum(0).tolist()
-        keep = c.balance_average ** (len(images) / 32)
-        self.counts = [keep * n + s for n, s in zip(self.counts, seen, strict=True)]
-        p = c.alpha * (logits / c.temperature).softmax(1)
-        p = p + (1 - c.alpha) * (ood / c.temperature).softmax(1)
-        return logits.detach(), -(p * p.log()).sum(1).detach()
+        self.watch(raw.detach().softmax(1))
+        return logits.detach(), score
 
 
 @pytest.mark.parametrize(
@@ -151,9 +184,9 @@ class Reference:
         {},
         {"window": 9, "lambda2": 0.5},
         {"window": 9, "margin": 0.0},
-        {"balance_prior": 5.0},
+        {"balance": 0.5, "balance_start": 0.4, "score_balance": 0.5},
     ],
-    ids=["default", "small window, strong second pass", "none reliable", "prior"],
+    ids=["default", "small window, strong second pass", "none reliable", "half the balance"],
 )
 def test_a_default_step_is_what_the_fields_say(changes, model):
     """Counts and window reach over batches, so there are four; a small window drops values."""
@@ -178,7 +211,7 @@ def test_a_default_step_is_what_the_fields_say(changes, model):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_the_score_is_the_fused_entropy_of_the_tempered_logits(temperature, model, images):
+def test_the_score_is_the_mean_energy_of_both_heads(temperature, model, images):
     """With a ladder that is the mean of the class tokens, so that it says its own."""
     adapter = make(model, temperature=temperature, **STILL)
     b = wrap(model)
@@ -188,20 +221,38 @@ def test_the_score_is_the_fused_entropy_of_the_tempered_logits(temperature, mode
         trace = b.trace(images)
         ood = b.classify(torch.stack(trace.class_tokens).mean(0))
     out = adapter(images)
-    cool, other = trace.logits / temperature, ood / temperature
-    assert not torch.allclose(entropy(cool), entropy(other), atol=0.1)
-    assert torch.allclose(
-        out.ood_score, fused_entropy(cool, other, adapter.config.alpha), atol=1e-5
-    )
+    token, ladder = energy(trace.logits, temperature), energy(ood, temperature)
+    assert not torch.allclose(token, ladder, atol=0.1)
+    alpha = adapter.config.alpha
+    assert torch.allclose(out.ood_score, alpha * token + (1 - alpha) * ladder, atol=1e-5)
     by_alpha = out.details["ood_score_by_alpha"]
-    assert torch.allclose(by_alpha[:, 0], entropy(other), atol=1e-5)
-    assert torch.allclose(by_alpha[:, 10], entropy(cool), atol=1e-5)
+    assert torch.allclose(by_alpha[:, 0], ladder, atol=1e-5)
+    assert torch.allclose(by_alpha[:, 10], token, atol=1e-5)
+
+
+def test_a_larger_size_of_logits_is_less_unknown_where_entropy_sees_nothing():
+    small, large = torch.tensor([[2.0, 1.0]]), torch.tensor([[6.0, 5.0]])
+    assert torch.allclose(entropy(small), entropy(large))
+    assert energy(large, 3.0) < energy(small, 3.0) - 3.9
+
+
+def test_classes_that_were_often_predicted_count_less_in_the_score(model, images):
+    """The same images, after a past of one class: those of that class look more unknown."""
+    adapter = make(model, alpha=1.0, **STILL)
+    before = adapter.predict(images)
+    favourite = int(before.labels[0])
+    adapter.state.counts.counts[favourite] = 200.0
+    after = adapter.predict(images)
+    rise = after.ood_score - before.ood_score
+    assert torch.equal(before.logits, after.logits)
+    mine = before.labels == favourite
+    assert not mine.all() and rise[mine].min() > rise[~mine].max()
 
 
 def test_temperature_changes_scores_but_no_class(model, images):
     one, other = (make(model, temperature=t, **STILL)(images) for t in (1.0, 5.0))
     assert torch.equal(one.logits, other.logits)
-    assert (other.ood_score > one.ood_score + 0.1).all()
+    assert (other.ood_score < one.ood_score - 0.1).all()
 
 
 # The stream's own thresholds --------------------------------------------------------------
@@ -232,9 +283,10 @@ def test_unknown_samples_lie_above_the_quantile_of_all_so_far_this_batch_include
     past = []
     for images in batches(3):
         out = adapter(images)
-        h = entropy(out.logits / 2.0)
-        past += h.tolist()
-        assert torch.equal(out.details["unknown"], h > torch.quantile(torch.tensor(past), 0.75))
+        token = out.details["ood_score_by_alpha"][:, 10]
+        past += token.tolist()
+        limit = torch.quantile(torch.tensor(past), 0.75)
+        assert torch.equal(out.details["unknown"], token > limit)
 
 
 def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
@@ -243,7 +295,7 @@ def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
     run(adapter, batches(3))
     assert all(torch.equal(p, q) for p, q in zip(adapter.params, before, strict=True))
     assert adapter.state.recent.values.isfinite().sum() == 18
-    assert adapter.state.prior.counts.sum() > 6
+    assert adapter.state.counts.counts.sum() > 6 and adapter.state.lean.seen > 6
 
 
 # What the ladder learns -------------------------------------------------------------------
@@ -252,16 +304,18 @@ def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
 def test_known_samples_make_the_ladder_surer_of_them(model, images):
     """The class token stands still, so the same samples are known throughout."""
     fields = {**STILL, **UNBALANCED, "lr_psi": 0.05, "lr_ladder": 0.01, "affine": "off"}
-    h = entropy(make(model).predict(images).logits / SteadyConfig().temperature)
-    known = h < h.median()
+    source = make(model, **UNBALANCED).predict(images)
+    token = source.details["ood_score_by_alpha"][:, 10]
+    known, t = token < token.median(), SteadyConfig().temperature
     assert known.any()
     after = {}
     for weight in (0.0, 1.0):
         adapter = make(model, known_weight=weight, lambda1=1.0, **fields)
         run(adapter, [images] * 5)
-        after[weight] = adapter.predict(images).details["ood_score_by_alpha"][known, 0].mean()
+        with torch.no_grad():
+            after[weight] = entropy(adapter.network(images).ood_logits / t)[known].mean()
     assert after[1.0] < after[0.0] - 0.01
-    assert after[1.0] < h[known].mean()
+    assert after[1.0] < entropy(source.logits / t)[known].mean()
 
 
 def first_step(model, images, margin):

@@ -20,14 +20,14 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(dim=1)
 
 
-def energy(logits: Tensor) -> Tensor:
-    """-logsumexp: (B, C) -> (B,); higher = more out-of-distribution.
+def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """-T logsumexp(logits / T): (B, C) -> (B,); higher = more out-of-distribution.
 
     Example:
         >>> energy(torch.zeros(1, 4))
         tensor([-1.3863])
     """
-    return -wide(logits).logsumexp(dim=1)
+    return -temperature * (wide(logits) / temperature).logsumexp(dim=1)
 
 
 def probability_entropy(p: Tensor) -> Tensor:

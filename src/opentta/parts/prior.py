@@ -1,9 +1,8 @@
-"""The classes a stream seems to hold: how far predictions lean towards some of them.
+"""Which classes predictions lean to: as counted, and as far as it is the network's own doing.
 
-Under a strong shift a network calls half of everything one class, and minimising entropy makes
-that worse until nothing else is left. The lean can be seen without labels: it is the running mean
-of the predictions. Taking it off the logits assumes that classes come about equally often; the
-more imagined samples stand beside the counted ones, the more of a few classes is borne.
+Under a shift a network calls half of everything one class, and minimising entropy makes that worse
+until nothing else is left. The running mean of the predictions shows it, but also shows a class
+that really is frequent. ``ClassCounts`` does not tell the two apart; ``Lean`` does.
 """
 
 import math
@@ -11,48 +10,83 @@ import math
 import torch
 from torch import Tensor
 
+from opentta.parts.losses import probability_entropy
 from opentta.parts.optim import assign
 
 BATCH = 32  # samples: the paper's batch, in which ``average`` is stated
+IMAGINED = 1.0  # samples of each class beside the counted ones: 32 say little of 1,000 classes
 
 
-class ClassPrior:
-    """Running counts of predicted classes, with ``imagined`` samples of each to begin with.
-
-    The imagined ones keep a rare class rare where there are few samples: with 1,000 classes a
-    batch of 32 says nearly nothing.
+class ClassCounts:
+    """Running counts of predicted classes; the past fades by samples, however they are batched.
 
     Example:
-        >>> prior = ClassPrior(classes=2, average=0.5, device=torch.device("cpu"))
-        >>> prior.lean()
-        tensor([0., 0.])
-        >>> prior.update(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), where=torch.tensor(True))
-        >>> prior.lean().exp()  # 3 of 4, twice a half
+        >>> counts = ClassCounts(classes=2, average=0.5, device=torch.device("cpu"))
+        >>> counts.update(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), where=torch.tensor(True))
+        >>> counts.log_ratio().exp()  # 3 of 4 with the imagined, twice a half; 1 of 4, half of it
         tensor([1.5000, 0.5000])
     """
 
-    def __init__(
-        self, classes: int, average: float, device: torch.device, imagined: float = 1.0
-    ) -> None:
+    def __init__(self, classes: int, average: float, device: torch.device) -> None:
         self.average = average  # weight of the past, 32 samples later
-        self.imagined = imagined  # samples of each class
-        self.counts = torch.zeros(classes, dtype=torch.float32, device=device)
+        self.counts = torch.zeros(classes, device=device)
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes along the stream."""
         return {"counts": self.counts}
 
-    def lean(self) -> Tensor:
-        """ln of each class's share over an equal share: (C,), 0 where nothing leans."""
-        classes = len(self.counts)
-        share = (self.counts + self.imagined) / (self.counts.sum() + self.imagined * classes)
-        return share.log() + math.log(classes)
+    def log_ratio(self) -> Tensor:
+        """ln of each class's share over an equal share: (C,), 0 where all are alike."""
+        share = (self.counts + IMAGINED) / (self.counts + IMAGINED).sum()
+        return share.log() + math.log(len(share))
 
     def update(self, p: Tensor, *, where: Tensor) -> None:
-        """Count a batch of predictions (B, C) where ``where`` (a bool scalar) is true.
-
-        The past fades by samples, not by batches: a stream of single images is counted like one of
-        full batches.
-        """
+        """Count a batch of predictions (B, C) where ``where`` (a bool scalar) is true."""
         keep = self.average ** (len(p) / BATCH)
         assign([self.counts], [keep * self.counts + p.detach().float().sum(dim=0)], where)
+
+
+class Lean:
+    """The classes that a network gives probability to on samples that it calls something else.
+
+    The samples of a frequent class are predicted as that class, and those do not count for it. A
+    network that leans shows its favourite on everybody else's samples. How much of it is taken off
+    follows from how unsure the stream is: nothing where the mean entropy is below ``start`` ln C,
+    then ``slope`` per ln C, at most ``most``.
+
+    Example:
+        >>> lean = Lean(classes=3, average=0.5, device=torch.device("cpu"))
+        >>> p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.3, 0.6]])
+        >>> lean.update(p, where=torch.tensor(True))
+        >>> lean.taken_off(slope=6.0, start=0.15, most=1.5)  # class 1 is second everywhere
+        tensor([-0.2312,  0.2003,  0.0000])
+    """
+
+    def __init__(self, classes: int, average: float, device: torch.device) -> None:
+        self.average = average
+        self.mass = torch.zeros(classes, device=device)  # probability on others' samples
+        self.others = torch.zeros(classes, device=device)  # number of those samples
+        self.seen = torch.zeros((), device=device)
+        self.entropies = torch.zeros((), device=device)  # their sum
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What changes along the stream."""
+        return {n: getattr(self, n) for n in ("mass", "others", "seen", "entropies")}
+
+    def taken_off(self, *, slope: float, start: float, most: float) -> Tensor:
+        """What to subtract from logits: (C,), 0 before the first samples."""
+        per_sample = self.mass / self.others.clamp_min(1e-6)
+        expected = self.seen * per_sample  # samples' worth, as if no sample were a class's own
+        unsure = self.entropies / self.seen.clamp_min(1e-6) / math.log(len(self.mass))
+        strength = (slope * (unsure - start)).clamp(0, most)
+        return strength * ((expected + IMAGINED) / (expected.mean() + IMAGINED)).log()
+
+    def update(self, p: Tensor, *, where: Tensor) -> None:
+        """Take in a batch of raw predictions (B, C) where ``where`` (a bool scalar) is true."""
+        p = p.detach().float()
+        keep = self.average ** (len(p) / BATCH)
+        classes = torch.arange(p.shape[1], device=p.device)
+        other = (classes != p.argmax(dim=1, keepdim=True)).to(p)  # (B, C)
+        added = [(p * other).sum(dim=0), other.sum(dim=0), len(p), probability_entropy(p).sum()]
+        sums = list(self.tensors().values())
+        assign(sums, [keep * past + new for past, new in zip(sums, added, strict=True)], where)
