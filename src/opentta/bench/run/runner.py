@@ -29,6 +29,7 @@ from opentta.bench.run.measure import PeakMemory, Stopwatch, provenance, release
 from opentta.bench.run.start import device_of, make_adapter, plain_forward, repeatable
 from opentta.bench.run.thumbnails import Thumbnails, class_names
 from opentta.bench.run.tokens import Tail, token_arrays
+from opentta.bench.store.places import SHAPE
 from opentta.bench.store.results import Record, Store
 from opentta.datasets.catalog import open_stream
 from opentta.datasets.stream import Stream
@@ -229,7 +230,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     if broken:
         metrics["undefined"] = broken  # samples whose logits held a NaN
     by_image = {}
-    if "shape" in cell.settings:  # images may come again: the report counts them, not samples
+    if SHAPE in cell.settings:  # images may come again: the report counts them, not samples
         by_image = pack_counts(count_by_image(samples, stream.places(samples.index)))
     normalization = cell.stream.preprocessing.normalization
     mean, std = resolve_normalization(model, normalization)
