@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opentta.datasets.catalog import open_stream
 from opentta.datasets.draws import ClassDraw, draw_known
 from opentta.datasets.orders import Draw, Order, arrange
-from opentta.datasets.spec import Share, StreamSpec
+from opentta.datasets.spec import Share, StreamSpec, mixed, separate
 from opentta.errors import ConfigError, UnknownNameError
 
 LABELS = np.repeat(np.arange(20), 5)
@@ -103,3 +105,25 @@ def test_new_fields_at_their_defaults_stay_out_of_the_description():
     )
     assert StreamSpec.from_dict(json.loads(json.dumps(drawn.to_dict()))) == drawn
     assert StreamSpec.from_dict(json.loads(json.dumps(plain.to_dict()))) == plain
+
+
+@pytest.mark.parametrize("segments", [separate(["fog"]), separate(["fog", "snow"]), mixed()])
+def test_an_image_has_one_place_however_often_and_wherever_it_comes(segments):
+    whole = open_stream(StreamSpec(Share("pets")), "")._samples_of(0)
+    spec = StreamSpec(
+        Share("pets", count=300, pick="random"),
+        (Share("pets-near-c"),),
+        segments,
+        Order(labels="drawn"),
+        draw=ClassDraw("few", images=200, classes=4),
+    )
+    stream = open_stream(spec, "")
+    index = np.arange(sum(len(stream._samples_of(i)) for i in range(len(segments))))
+    places = stream.places(index)
+    for number, (samples, i) in enumerate(stream._locate(torch.from_numpy(index))):
+        images = samples.sets[samples.set_numbers[i]]
+        start = int(np.flatnonzero(samples.set_numbers == samples.set_numbers[i])[0])
+        if samples.origins[i] == 0:
+            assert images.keys[i - start] == whole.sets[0].keys[places[number]]
+            assert samples.labels[i] == whole.labels[places[number]]
+    assert len(np.unique(places[:200])) < 200

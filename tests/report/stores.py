@@ -247,6 +247,7 @@ def make_store(
     sampled=lambda place: False,
     tsne=False,
     notes=(),
+    beside=(),
     published=False,
     command="opentta bench table1",
 ):
@@ -279,6 +280,7 @@ def make_store(
             groups=groups or {},
             published=published,
             notes=tuple(notes),
+            beside=tuple(beside),
             cells=tuple(settled(place) for place in cells),
         )
         add_plan(path, plan)

@@ -46,6 +46,7 @@ class SegmentSamples:
     domains: tuple[str, ...]  # of each set
     origins: Indices  # (n,) 0: ID; k: the k-th OOD set
     set_numbers: Indices  # (n,) which of the sets
+    places: Indices  # (n,) place of the image in its whole pool; the same when it comes again
     labels: Labels  # (n,)
 
     def __len__(self) -> int:
@@ -173,6 +174,16 @@ class Stream:
         """
         return [samples.domains[samples.set_numbers[i]] for samples, i in self._locate(index)]
 
+    def places(self, index: Indices) -> Indices:
+        """The place of each sample's image in its whole set, the same whenever the image comes.
+
+        ``index`` (N,) is that of batches, or of ``Samples``. Under another corruption or seed an
+        image has the same place.
+        """
+        parts = [self._samples_of(i).places for i in range(len(self.spec.segments))]
+        found: Indices = np.concatenate(parts)[index]
+        return found
+
     def check_labels(self, classes: int) -> None:
         """Raise unless a head of ``classes`` classes has an answer for every known sample."""
         for number in range(len(self.spec.segments)):
@@ -275,11 +286,13 @@ def compose(spec: StreamSpec, segment: Segment, pools: Sequence[ImagePool]) -> S
     sets: list[ImageSet] = []
     domains: list[str] = []
     origins: list[int] = []
+    places: list[Indices] = []
     known = 0
     for origin, pool in enumerate(pools):
         share = spec.ood[origin - 1] if origin else spec.id
         draw = ClassDraw() if origin else spec.draw
-        for images, domain in _under(segment, pool, share, spec.seed, known, draw):
+        for images, chosen, domain in _under(segment, pool, share, spec.seed, known, draw):
+            places.append(chosen)
             sets.append(images.as_ood() if origin else images)
             domains.append(domain)
             origins.append(origin)
@@ -291,20 +304,25 @@ def compose(spec: StreamSpec, segment: Segment, pools: Sequence[ImagePool]) -> S
         domains=tuple(domains),
         origins=np.repeat(origins, sizes),
         set_numbers=np.repeat(np.arange(len(sets)), sizes),
+        places=np.concatenate(places),
         labels=np.concatenate([images.labels for images in sets]),
     )
 
 
 def _under(
     segment: Segment, pool: ImagePool, share: Share, seed: int, known: int, draw: ClassDraw
-) -> Iterator[tuple[ImageSet, str]]:
-    """The chosen images of one pool under a segment, as sets of one corruption each."""
+) -> Iterator[tuple[ImageSet, Indices, str]]:
+    """The chosen images of one pool under a segment, as sets of one corruption each.
+
+    With each set come the places of its images in the pool, and its domain.
+    """
     names = segment.corruptions if pool.follows_corruption else ()
     severity = segment.severity if names else 0
     if len(names) < 2:
         images = pool.at(names[0] if names else "", severity)
         domain = segment.domain if names else "clean"
-        yield images.subset(_pick(share, images.labels, known, seed, draw)), domain
+        chosen = _pick(share, images.labels, known, seed, draw)
+        yield images.subset(chosen), chosen, domain
         return
     families = [pool.at(name, severity) for name in names]
     if len({len(images) for images in families}) > 1:
@@ -316,8 +334,8 @@ def _under(
     chosen = _pick(share, families[0].labels, known, seed, draw)
     drawn = Draw(seed, "mixed", segment.corruption, pool.name).integers(len(names), len(chosen))
     for number in np.unique(drawn):  # of few images, none may have drawn some corruption
-        images = families[number].subset(chosen[drawn == number])
-        yield images, f"{names[number]}/{severity}"
+        own = chosen[drawn == number]
+        yield families[number].subset(own), own, f"{names[number]}/{severity}"
 
 
 def _pick(share: Share, labels: Labels, known: int, seed: int, draw: ClassDraw) -> Indices:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from opentta.metrics.measures import acceptance, accuracy, auroc, ece, hscore
 from opentta.metrics.samples import Samples
-from opentta.metrics.windows import PAPER_WINDOW, ends
+from opentta.metrics.windows import PAPER_WINDOW, ends, last_third
 
 SHARES = ("acc", "auroc", "h", "fpr95", "aupr_id", "aupr_ood", "oscr", "ece")
 """Names of the measures, in the order of a table; each is a share in [0, 1] or NaN."""
@@ -78,7 +76,7 @@ def summarize(
     if groups:
         out["groups"] = {g: averaged(samples.against(*names), score) for g, names in groups.items()}
     out["windows"] = {name: _window(samples, name, window) for name in ("first", "last")}
-    out["last_third"] = averaged(samples, _last_third)
+    out["last_third"] = averaged(samples, lambda part: headline(part.take(last_third(part))))
     if samples.score_grid is not None:
         columns = range(samples.score_grid.shape[1])
         by_alpha = averaged(samples, lambda part: {str(c): _grid_auroc(part, c) for c in columns})
@@ -109,11 +107,6 @@ def _window(samples: Samples, name: str, size: int) -> dict[str, Any]:
 
     values = averaged(samples, measure)
     return {"label": " / ".join(dict.fromkeys(labels)), "asked": size, **values}
-
-
-def _last_third(part: Samples) -> dict[str, float]:
-    rows = np.arange(len(part))
-    return headline(part.take(rows >= 2 * len(part) // 3))
 
 
 def _grid_auroc(part: Samples, column: int) -> float:

@@ -53,6 +53,22 @@ def ends(total: int, size: int = PAPER_WINDOW) -> tuple[Window, Window]:
     return Window(0, length, size, "first"), Window(total - length, total, size, "last")
 
 
+def last_third(samples: Samples) -> Array:
+    """Which samples are in the last third of their domain: (N,) bool.
+
+    Example:
+        >>> zeros = np.zeros(4, int)
+        >>> samples = Samples(*[zeros] * 6, domain=np.array([0, 0, 0, 1]), domains=("fog", "snow"))
+        >>> last_third(samples).tolist()
+        [False, False, True, True]
+    """
+    mask = np.zeros(len(samples), dtype=bool)
+    for domain in np.unique(samples.domain):
+        rows = np.flatnonzero(samples.domain == domain)
+        mask[rows[2 * len(rows) // 3 :]] = True
+    return mask
+
+
 def sliding(total: int, size: int, stride: int | None = None) -> tuple[Window, ...]:
     """Windows of ``size`` samples, ``stride`` apart (default: a quarter), the last at the end.
 

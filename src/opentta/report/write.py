@@ -10,6 +10,12 @@ from opentta.errors import ConfigError, unknown
 from opentta.report.study.study import Study, load_study
 from opentta.report.tables.latex import to_latex
 from opentta.report.tables.markdown import to_markdown
+from opentta.report.tables.shapes import (
+    shapes_csv,
+    shapes_latex,
+    shapes_markdown,
+    shapes_table,
+)
 from opentta.report.tables.table import build_table
 from opentta.report.tables.tidy import cells_csv, values_csv
 
@@ -89,18 +95,26 @@ def check_folder(folder: Path) -> None:
 
 
 def write_tables(study: Study, out: Path) -> list[Path]:
-    """``tables/<preset>.md``, ``.tex``, ``.csv`` and ``-cells.csv`` for every section."""
+    """``tables/<preset>.md``, ``.tex``, ``.csv`` and ``-cells.csv`` for every section.
+
+    A section of streams has ``-shapes.md``, ``.tex`` and ``.csv`` too.
+    """
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for section, name in zip(study.sections, study.file_names, strict=True):
-        table = build_table(section)
-        for ending, text in (
-            (".md", to_markdown(table, section)),
-            (".tex", to_latex(table)),
-            (".csv", values_csv(section)),
-            ("-cells.csv", cells_csv(section)),
-        ):
+        table, shapes = build_table(section), shapes_table(section)
+        texts = {
+            ".md": to_markdown(table, section),
+            ".tex": to_latex(table),
+            ".csv": values_csv(section),
+            "-cells.csv": cells_csv(section),
+        }
+        if shapes is not None:
+            texts["-shapes.md"] = shapes_markdown(shapes)
+            texts["-shapes.tex"] = shapes_latex(shapes)
+            texts["-shapes.csv"] = shapes_csv(shapes)
+        for ending, text in texts.items():
             path = folder / f"{name}{ending}"
             path.write_text(text, encoding="utf-8", newline="\n")
             files.append(path)

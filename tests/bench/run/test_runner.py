@@ -18,9 +18,12 @@ from opentta.bench.run.runner import Tally, run_cell, run_cells, run_stream
 from opentta.bench.store.files import StoreError
 from opentta.bench.store.results import Record, Store
 from opentta.datasets.catalog import open_stream
+from opentta.datasets.draws import ClassDraw
+from opentta.datasets.orders import Order
 from opentta.datasets.spec import Share
 from opentta.datasets.wnids import imagenet_wnids
 from opentta.errors import DataError
+from opentta.metrics.by_image import unpack_counts
 from opentta.metrics.meter import Meter
 from opentta.metrics.summary import summarize
 from opentta.types import Prediction
@@ -224,6 +227,21 @@ def test_what_goes_wrong_in_a_cell_is_its_reason(bench, change, reason):
     assert outcome.record.status == "failed" and outcome.samples is None
     assert outcome.record.cell and outcome.record.host and outcome.record.started
     assert re.search(reason, outcome.record.reason), outcome.record.reason
+
+
+def test_a_cell_with_a_shape_counts_its_images_one_by_one(bench):
+    draw = ClassDraw("few", images=30, classes=1)  # eight images, of two classes, are there
+    stream = bench.stream(draw=draw, order=Order(labels="drawn"))
+    plain = bench.cell(stream=stream)
+    cell = bench.cell(stream=stream, settings={"shape": "few-1"})
+    assert cell.hash == plain.hash
+    assert run_cell(plain, bench.where).record.by_image == {}
+    record = Record.from_line(run_cell(cell, bench.where).record.to_line())
+    table = unpack_counts(record.by_image)
+    assert sorted(table[:, 0][table[:, 0] > 0]) == [7, 7, 8, 8]
+    seen, right, seen_last, right_last = table.sum(axis=0)
+    assert (seen, right / seen) == (30, pytest.approx(record.metrics["acc"]))
+    assert right_last / seen_last == pytest.approx(record.metrics["last_third"]["acc"])
 
 
 def test_other_weights_than_the_cell_names_are_refused(tmp_path):

@@ -12,13 +12,15 @@ from typing import Any
 from opentta import registry
 from opentta.bench.plan.backbones import full_name, size_of, stream_preprocessing
 from opentta.bench.plan.cells import Cell
-from opentta.bench.plan.preset import JOIN, Grid, Preset, StreamSettings, check_grid, named
+from opentta.bench.plan.checks import named
+from opentta.bench.plan.preset import JOIN, Grid, Preset, check_grid
+from opentta.bench.plan.shapes import Shape, StreamSettings
 from opentta.bench.plan.weights import find_weights
 from opentta.bench.store.files import plain
-from opentta.bench.store.places import CLEAN
+from opentta.bench.store.places import CLEAN, DRAW, SHAPE
 from opentta.config import Policy, make_config
 from opentta.datasets.draws import ClassDraw
-from opentta.datasets.spec import Segment, Share, StreamSpec
+from opentta.datasets.spec import Segment, Share, StreamSpec, mixed, separate
 from opentta.errors import ConfigError, unknown
 
 AS_PUBLISHED = ("imagenet-r", "imagenet-a", "visda-2021")
@@ -97,7 +99,12 @@ def expand(
     if limit is not None and limit < 1:
         raise ConfigError(f"expected a limit of at least 1 image, got {limit}")
     changed = _given(preprocessing=preprocessing, batch_size=batch_size)
-    shapes = {name: replace(preset.shape(name), **changed) for name in grid.shapes or ("",)}
+    shapes = [
+        (shape.corruptions, replace(stream, **changed), _words(name, shape, stream))
+        for name in grid.shapes or ("",)
+        for shape in [preset.shape(name)]
+        for stream in shape.drawn()
+    ]
     fixed: dict[str, Any] = {
         "precision": precision or preset.precision,
         "threads": preset.threads if threads is None else threads,
@@ -108,15 +115,15 @@ def expand(
     rows = {at: _rows(preset, grid, *at, fields or {}) for at in product(grid.id, names)}
     prepared = {
         (name, stream.preprocessing): stream_preprocessing(name, stream.preprocessing)
-        for name, stream in product(names, shapes.values())
+        for name, (_, stream, _) in product(names, shapes)
     }
     tokens = {name: _tokens(preset, name) for name in names}
     # Last, as it may download: what was mistyped has been found by now.
     found = {name: find_weights(name, weights, download=download) for name in names}
     cells = []
-    for seed, name, known, (shape, stream) in product(grid.seeds, names, grid.id, shapes.items()):
+    for seed, name, known, (way, stream, words) in product(grid.seeds, names, grid.id, shapes):
         unknowns = grid.ood[:1] if stream.unknown == 0 else grid.ood  # none: one stream for all
-        for domains, oods in product(_domains(known, grid), unknowns):
+        for domains, oods in product(_domains(known, grid, way), unknowns):
             first, *others = _shares(preset, stream, known, oods.split(JOIN), limit)
             specs = [
                 StreamSpec(
@@ -146,7 +153,7 @@ def expand(
                     source=row.source,
                     tokens=tokens[name],
                     row=row.name,
-                    settings=row.settings | ({"shape": shape} if shape else {}),
+                    settings=row.settings | words,
                     thumbnails=seed == grid.seeds[0],
                     **fixed,
                 )
@@ -229,8 +236,25 @@ def _source(preset: Preset, row: str, method: str, needed: bool) -> Share | None
     return None
 
 
-def _domains(id: str, grid: Grid) -> list[list[tuple[Segment, ...]]]:
-    """For each severity the stretches of its streams, clean ones before all."""
+def _words(name: str, shape: Shape, stream: StreamSettings) -> dict[str, Any]:
+    """What tells the cells of a shape, and of a draw of it, from the others."""
+    words: dict[str, Any] = {SHAPE: name} if name else {}
+    return words | ({DRAW: stream.draw.number} if shape.draws > 1 else {})
+
+
+def _domains(id: str, grid: Grid, way: str) -> list[list[tuple[Segment, ...]]]:
+    """For each severity the stretches of its streams, clean ones before all.
+
+    ``way`` is that of ``Shape.corruptions``: a stream each, or all fifteen in one.
+    """
+    if way != "each":
+        if id in AS_PUBLISHED:
+            raise ConfigError(
+                f'expected an ID set that can be corrupted for corruptions = "{way}", but {id} is '
+                "used as it was published"
+            )
+        join = separate if way == "row" else mixed
+        return [[join(severity=severity)] for severity in grid.severities]
     if id in AS_PUBLISHED:
         return [[(Segment(),)]]
     clean: list[list[tuple[Segment, ...]]] = [[(Segment(),)]] if CLEAN in grid.corruptions else []

@@ -7,8 +7,7 @@ the file and the key.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,21 +15,20 @@ from typing import Any, Literal
 from opentta import registry
 from opentta.bench.paper.tables import paper_tables
 from opentta.bench.plan.backbones import full_name, is_backbone
+from opentta.bench.plan.checks import as_list, as_table, check_known, named
+from opentta.bench.plan.shapes import Sets, Shape, StreamSettings, parse_shape, parse_stream
 from opentta.bench.store.places import CLEAN
 from opentta.bench.store.plans import KINDS
 from opentta.config import Policy, make_config
-from opentta.datasets.catalog import DATASETS, CatalogEntry
+from opentta.datasets.catalog import DATASETS
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
-from opentta.datasets.draws import ClassDraw
 from opentta.datasets.lists import listed_set
-from opentta.datasets.orders import Order
-from opentta.datasets.spec import PICKS, ListedSet, Share
-from opentta.errors import ConfigError, DataError, OpenttaError, unknown
+from opentta.datasets.spec import ListedSet, Share
+from opentta.errors import ConfigError, DataError, unknown
 
 JOIN = "+"
 """Joins OOD sets that arrive in one stream, and corruptions that one stream goes through."""
 SEVERITIES = range(1, 6)
-Sets = Mapping[str, CatalogEntry | ListedSet]
 
 
 def is_method(name: str) -> bool:
@@ -50,35 +48,6 @@ class Grid:
     ood: tuple[str, ...] = ()  # a stream each; "a+b": both in one
     seeds: tuple[int, ...] = (2024, 2025, 2026)
     shapes: tuple[str, ...] = ()  # of streams, by their names in [shapes]; none: [stream] alone
-
-
-@dataclass(frozen=True)
-class StreamSettings:
-    """How the streams are made; ``StreamSpec`` says what the words mean."""
-
-    batch_size: int = 32
-    preprocessing: Literal["paper", "correct"] = "paper"
-    counts: dict[str, int] = field(default_factory=dict)  # data set -> images; all where not named
-    ratios: dict[str, float] = field(default_factory=dict)  # OOD set -> images for each ID image
-    picks: dict[str, str] = field(default_factory=dict)  # data set -> first or random
-    order: Order = Order()
-    draw: ClassDraw = ClassDraw()
-    unknown: float | None = None  # OOD images for each ID image, of every OOD set; 0: none at all
-    passes: int = 1
-    reset: Literal["corruption", "never"] = "corruption"
-    drop_last: bool = False
-    on_error: Literal["raise", "skip"] = "raise"
-
-    def share(self, name: str) -> Share:
-        """How much of a data set takes part."""
-        pick = self.picks.get(name, "first")
-        return Share(name, self.counts.get(name), self.ratios.get(name), pick)
-
-    def share_of_unknown(self, name: str) -> Share:
-        """The same of an OOD set, of which ``unknown`` may say how much comes."""
-        if self.unknown is None:
-            return self.share(name)
-        return Share(name, ratio=self.unknown, pick="random", repeat=True)
 
 
 @dataclass(frozen=True)
@@ -121,7 +90,7 @@ class Preset:
     grid: Grid = Grid()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. near -> OOD sets
     stream: StreamSettings = StreamSettings()
-    shapes: dict[str, StreamSettings] = field(default_factory=dict)  # [stream], changed
+    shapes: dict[str, Shape] = field(default_factory=dict)  # [stream], changed
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)  # method -> fields
     policy: dict[str, Any] = field(default_factory=dict)  # group, guard: of all rows
     variant: tuple[Variant, ...] = ()
@@ -139,15 +108,15 @@ class Preset:
         """The data sets that the preset may name: the catalog's and its own."""
         return {**DATASETS, **self.sets}
 
-    def shape(self, name: str) -> StreamSettings:
-        """The settings of a shape; of [stream] itself for an empty name."""
+    def shape(self, name: str) -> Shape:
+        """The shape of that name; [stream] itself for an empty one."""
         if name and name not in self.shapes:
             raise unknown(f"shape of {self.name}", name, self.shapes)
-        return self.shapes[name] if name else self.stream
+        return self.shapes[name] if name else Shape(self.stream)
 
     def share(self, name: str, shape: str = "") -> Share:
         """How much of an ID set takes part in a stream of a shape."""
-        return replace(self.shape(shape).share(name), listed=self.sets.get(name))
+        return replace(self.shape(shape).stream.share(name), listed=self.sets.get(name))
 
     def variant_of(self, row: str) -> Variant:
         """The variant of that name, or the method itself as one; an unknown name is an error."""
@@ -185,15 +154,6 @@ def _holding(
                 yield from _holding(table, id, backbone, sets, rank + 2)
 
 
-@contextmanager
-def named(where: str) -> Iterator[None]:
-    """Puts the file and the key in front of a message that does not know them."""
-    try:
-        yield
-    except OpenttaError as err:
-        raise type(err)(f"{where}: {err}") from err
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """The file as TOML reads it."""
     try:
@@ -209,10 +169,10 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     values = dict(raw)
     own = [key for key in Preset.__dataclass_fields__ if key not in ("name", "file")]
     for key in values.keys() & {"name", "file"}:  # a preset has the name of its file
-        _known("key", key, own, file)
+        check_known("key", key, own, file)
     tables = ("grid", "groups", "stream", "shapes", "fields", "policy", "sweep", "source", "sets")
     for key in tables:
-        _table(values.get(key, {}), f"{file}: [{key}]")
+        as_table(values.get(key, {}), f"{file}: [{key}]")
     declared = {
         set_name: _declared(set_name, table, f"{file}: [sets.{set_name}]")
         for set_name, table in values.get("sets", {}).items()
@@ -221,9 +181,9 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     values |= {"name": name, "file": file, "sets": declared}
     values["grid"] = _grid(values.get("grid", {}), file, sets)
     stated = values.get("stream", {})
-    values["stream"] = _stream(stated, f"{file}: [stream]", sets)
+    values["stream"] = parse_stream(stated, f"{file}: [stream]", sets)
     values["shapes"] = {
-        shape: _stream({**stated, **_table(table, where)}, where, sets)
+        shape: parse_shape(stated, as_table(table, where), where, sets)
         for shape, table in values.get("shapes", {}).items()
         if (where := f"{file}: [shapes.{shape}]")
     }
@@ -237,17 +197,17 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
         check_fields(method, fields, f"{file}: [fields.{method}]", sets)
     _checked_policy(values.get("policy", {}), f"{file}: [policy]")
     values["sweep"] = {
-        key: _listed(value, f"{file}: [sweep] {key}")
+        key: as_list(value, f"{file}: [sweep] {key}")
         for key, value in values.get("sweep", {}).items()
     }
     if "source" in values:
         source = make_config(SourceSettings, values["source"], what=f"{file}: [source]")
-        _known("data set", source.name, sets, f"{file}: [source]")
+        check_known("data set", source.name, sets, f"{file}: [source]")
         values["source"] = source
     preset = make_config(Preset, values, what=file)
-    _known("kind", preset.kind, KINDS, file)
+    check_known("kind", preset.kind, KINDS, file)
     if preset.paper:
-        _known("table of the paper", preset.paper, paper_tables(), file)
+        check_known("table of the paper", preset.paper, paper_tables(), file)
     if preset.threads < 1:
         raise ConfigError(f"{file}: expected at least 1 thread, got {preset.threads}")
     return preset
@@ -265,17 +225,17 @@ def check_grid(grid: Grid, file: str, sets: Sets) -> None:
         for backbone in grid.backbones:
             full_name(backbone)
     for id in grid.id:
-        _known("ID set", id, _id_sets(sets), where)
+        check_known("ID set", id, _id_sets(sets), where)
     for corruption in grid.corruptions:
         for part in corruption.split(JOIN):
             names = CORRUPTIONS + EXTRA_CORRUPTIONS
-            _known("corruption", part, names if JOIN in corruption else (*names, CLEAN), where)
+            check_known("corruption", part, names if JOIN in corruption else (*names, CLEAN), where)
     for severity in grid.severities:
         if severity not in SEVERITIES:
             raise ConfigError(f"{where}: unknown severity {severity}. Known: 1, 2, 3, 4, 5")
     for ood in grid.ood:
         for part in ood.split(JOIN):
-            _known("OOD set", part, sets, where)
+            check_known("OOD set", part, sets, where)
     for seed in grid.seeds:
         if seed < 0:
             raise ConfigError(
@@ -286,7 +246,7 @@ def check_grid(grid: Grid, file: str, sets: Sets) -> None:
 def check_fields(method: str, fields: Any, where: str, sets: Sets) -> None:
     """Fields of a method, and tables of fields under the name of an ID set or a backbone."""
     plain = {
-        key: value for key, value in _table(fields, where).items() if not isinstance(value, dict)
+        key: value for key, value in as_table(fields, where).items() if not isinstance(value, dict)
     }
     config: Any = registry.method(method).Config
     with named(where):
@@ -306,36 +266,6 @@ def _grid(table: dict[str, Any], file: str, sets: Sets) -> Grid:
     grid = make_config(Grid, table, what=f"{file}: [grid]")
     check_grid(grid, file, sets)
     return grid
-
-
-def _stream(table: dict[str, Any], where: str, sets: Sets) -> StreamSettings:
-    values = dict(table)
-    kinds: dict[str, type[Any]] = {"order": Order, "draw": ClassDraw}
-    for key, kind in kinds.items():
-        if key in values:
-            with named(where):
-                values[key] = make_config(kind, _table(values[key], f"{where} {key}"), what=key)
-    for key, number in (("counts", int), ("ratios", float), ("picks", str)):
-        for name, value in _table(values.get(key, {}), f"{where} {key}").items():
-            _known("data set", name, sets, f"{where} {key}")
-            good = isinstance(value, (int, float) if number is float else number)
-            if not good or isinstance(value, bool):
-                raise ConfigError(
-                    f"{where} {key}.{name}: expected {number.__name__}, got {value!r}"
-                )
-            if key == "picks":
-                _known("pick", value, PICKS, f"{where} {key}.{name}")
-    settings = make_config(StreamSettings, values, what=where)
-    with named(where):
-        for name in {**settings.counts, **settings.ratios}:
-            settings.share(name)  # says what is wrong with a count or a ratio
-    if settings.unknown is not None and settings.unknown < 0:
-        raise ConfigError(
-            f"{where} unknown: expected a share of at least 0, got {settings.unknown}"
-        )
-    if settings.batch_size < 1 or settings.passes < 1:
-        raise ConfigError(f"{where}: expected batch_size and passes of at least 1")
-    return settings
 
 
 def _variants(tables: Any, file: str, sets: Sets) -> tuple[Variant, ...]:
@@ -366,55 +296,37 @@ def _variants(tables: Any, file: str, sets: Sets) -> tuple[Variant, ...]:
 def _checked_policy(table: Any, where: str) -> dict[str, Any]:
     """What a table changes of a policy; names and values are checked."""
     with named(where):
-        make_config(Policy, _table(table, where), what="policy")
+        make_config(Policy, as_table(table, where), what="policy")
     return dict(table)
 
 
 def _declared(name: str, table: Any, where: str) -> ListedSet:
     """A data set that a preset declares by a list file."""
-    keys = _table(table, where)
+    keys = as_table(table, where)
     if name in DATASETS or JOIN in name:
         why = f"expected no {JOIN} in it" if JOIN in name else "the catalog has a set of this name"
         raise ConfigError(f"{where}: {why}; choose another name")
     for key in keys:
-        _known("key", key, ("list", "folder", "role"), where)
+        check_known("key", key, ("list", "folder", "role"), where)
     for key in ("list", "folder"):
         if not isinstance(keys.get(key), str):
             raise ConfigError(f'{where}: expected {key} = "...", got {keys.get(key)!r}')
     role = keys.get("role", "id")
-    _known("role", role, ("id", "ood"), where)
+    check_known("role", role, ("id", "ood"), where)
     with named(where):
         return listed_set(name, role, Path(keys["list"]), keys["folder"])
 
 
 def _named_sets(names: Any, where: str, sets: Sets) -> tuple[str, ...]:
-    out = _listed(names, where)
+    out = as_list(names, where)
     for name in out:
-        _known("data set", name, sets, where)
+        check_known("data set", name, sets, where)
     return out
-
-
-def _listed(values: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(values, list) or not values:
-        raise ConfigError(f"{where}: expected a list with at least one value, got {values!r}")
-    return tuple(values)
-
-
-def _known(kind: str, name: Any, known: Iterable[str], where: str) -> None:
-    if name not in known:
-        with named(where):
-            raise unknown(kind, name, known)
 
 
 def _known_method(name: str, where: str) -> None:
     if not is_method(name):
-        _known("method", name, registry.methods(), where)
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a table of keys and values, got {value!r}")
-    return value
+        check_known("method", name, registry.methods(), where)
 
 
 def _id_sets(sets: Sets) -> list[str]:

@@ -11,6 +11,7 @@ from opentta.bench.plan.backbones import remarks
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.expand import expand
 from opentta.bench.plan.preset import Preset, parse, read_toml
+from opentta.bench.store.places import SHAPE
 from opentta.bench.store.plans import Plan
 from opentta.errors import ConfigError, DataError, unknown
 
@@ -62,6 +63,7 @@ def plan_of(preset: Preset, cells: Sequence[Cell], command: str) -> Plan:
         paper=preset.paper,
         command=command,
         groups={group: list(names) for group, names in preset.groups.items()},
+        beside=tuple(name for name, shape in preset.shapes.items() if not shape.counted),
         notes=(*preset.notes, *_notes(preset, cells)),
         cells=tuple(cell.place for cell in cells),
     )
@@ -126,8 +128,8 @@ def _notes(preset: Preset, cells: Sequence[Cell]) -> list[str]:
         asked = [n for n in preset.grid.backbones if name.partition(".")[0] == n]  # without its tag
         notes |= dict.fromkeys(remarks(asked[0] if asked else name, used))
     for cell in cells:
-        shape, stream = cell.settings.get("shape", ""), cell.stream
-        stated, used = preset.shape(shape), stream.preprocessing.name
+        shape, stream = cell.settings.get(SHAPE, ""), cell.stream
+        stated, used = preset.shape(shape).stream, stream.preprocessing.name
         if used != stated.preprocessing:
             notes[f"preprocessing is {used}, not {stated.preprocessing} as in {preset.name}"] = None
         if stream.batch_size != stated.batch_size:

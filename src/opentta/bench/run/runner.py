@@ -29,10 +29,12 @@ from opentta.bench.run.measure import PeakMemory, Stopwatch, provenance, release
 from opentta.bench.run.start import device_of, make_adapter, plain_forward, repeatable
 from opentta.bench.run.thumbnails import Thumbnails, class_names
 from opentta.bench.run.tokens import Tail, token_arrays
+from opentta.bench.store.places import SHAPE
 from opentta.bench.store.results import Record, Store
 from opentta.datasets.catalog import open_stream
 from opentta.datasets.stream import Stream
 from opentta.errors import DataError
+from opentta.metrics.by_image import count_by_image, pack_counts
 from opentta.metrics.meter import Meter
 from opentta.metrics.samples import Array
 from opentta.metrics.summary import summarize
@@ -227,6 +229,9 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     broken = int((samples.predicted < 0).sum())
     if broken:
         metrics["undefined"] = broken  # samples whose logits held a NaN
+    by_image = {}
+    if SHAPE in cell.settings:  # images may come again: the report counts them, not samples
+        by_image = pack_counts(count_by_image(samples, stream.places(samples.index)))
     normalization = cell.stream.preprocessing.normalization
     mean, std = resolve_normalization(model, normalization)
     known = int(samples.known.sum())
@@ -252,6 +257,7 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         cost=walk.image_seconds / unit,
         resets=[] if samples.resets is None else samples.resets.tolist(),
         metrics=metrics,
+        by_image=by_image,
         **provenance(cell.device),
     )
     if len(samples) == 0:

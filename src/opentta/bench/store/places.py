@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CLEAN = "clean"
+SHAPE, DRAW = "shape", "draw"
+"""Settings of a cell whose stream has a shape, and one of several draws of its classes."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Plan:
     paper: str = ""  # the paper's table to compare with, or nothing
     command: str = ""  # what to type to get these results again
     groups: dict[str, list[str]] = field(default_factory=dict)  # e.g. near -> its OOD sets
+    beside: tuple[str, ...] = ()  # shapes of streams that are shown, but not counted
     published: bool = False  # results shipped with the package, not computed here
     notes: tuple[str, ...] = ()
     cells: tuple[Place, ...] = ()
@@ -68,7 +69,7 @@ class Plan:
         own["cells"] = tuple(
             Place(**{k: v for k, v in cell.items() if k in places}) for cell in own["cells"]
         )
-        own["notes"] = tuple(own.get("notes", ()))
+        own |= {name: tuple(own.get(name, ())) for name in ("notes", "beside")}
         return cls(**own)
 
 

@@ -79,6 +79,8 @@ class Record:
     cost: float | None = None  # multiple of a plain forward in the same process
     resets: list[int] = field(default_factory=list)  # steps at which the method reset itself
     metrics: dict[str, Any] = field(default_factory=dict)  # opentta.metrics.summarize()
+    # known images of a stream with a shape: metrics.by_image.pack_counts(); empty for others
+    by_image: dict[str, Any] = field(default_factory=dict)
     has_samples: bool = False  # in the side file; set by the store
     arrays: list[str] = field(default_factory=list)  # extras in the side file; set by the store
     unknown: dict[str, Any] = field(default_factory=dict)  # fields of a newer version, kept

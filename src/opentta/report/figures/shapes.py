@@ -19,7 +19,7 @@ PANELS = 4
 
 
 def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
-    """Points of accuracy over the source, mean over OOD sets and seeds; a panel per row."""
+    """Points of accuracy over the source, mean over OOD sets, seeds and draws; a panel per row."""
     title = "Gain over the source by stream and corruption"
     found = gains(scope.section)
     if not found:
@@ -44,8 +44,8 @@ def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
     return Figure(
         f"{prefix}streams",
         title,
-        f"{scope.title}: points of accuracy, mean over OOD sets and seeds. Orange: a gain; purple: "
-        f"a loss; a dash: no such cell.{rest}",
+        f"{scope.title}: points of accuracy, mean over OOD sets, seeds and draws. Orange: a gain; "
+        f"purple: a loss; a dash: no such cell.{rest}",
         f"{basis_of([entry for entry in scope.section.entries if entry.ok])}.",
         " ".join(sentences(scope.section)),
         tuple(Panel(f"{name} minus source", partial(draw, values=tables[name])) for name in names),

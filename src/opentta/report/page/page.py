@@ -25,6 +25,7 @@ from opentta.report.study.provenance import Fact, facts
 from opentta.report.study.section import Section
 from opentta.report.study.study import Study
 from opentta.report.study.values import AVERAGE, Column, Entry, fixed, reading, row_of, short
+from opentta.report.tables.shapes import HEADS, ShapesTable, shapes_table
 from opentta.report.tables.table import MEASURES, Block, Heading, Table, build_table
 
 Figures = Sequence[Sequence[Figure | Omission]]
@@ -51,6 +52,7 @@ class Chapter:
     number: int
     section: Section
     table: Table
+    shapes: ShapesTable | None  # of streams
     blocks: tuple[Block, ...]
     findings: tuple[str, ...]
     figures: tuple[Figure, ...]
@@ -136,6 +138,7 @@ def render_page(study: Study, figures: Figures) -> str:
         gallery=gallery_of(study.sections, study.side),
         rejected=REJECTED,
         measures=MEASURES,
+        shape_heads=HEADS,
         folder=FOLDER,
         open=OPEN,
     )
@@ -147,6 +150,7 @@ def _chapter(number: int, section: Section, found: Sequence[Figure | Omission]) 
         number=number,
         section=section,
         table=table,
+        shapes=shapes_table(section),
         blocks=tuple(sorted(table.blocks, key=lambda block: -block.severity)),
         findings=tuple(filter(None, [*findings(section), table.paper_summary])),
         figures=tuple(each for each in found if isinstance(each, Figure)),
@@ -202,5 +206,11 @@ def _cell(entry: Entry) -> tuple[str, ...]:
     state = entry.state
     if record is not None and record.reason:
         state = f"{state}: {record.reason}"
-    where = (row_of(place).label, place.id, place.ood, place.corruption, str(place.severity))
+    where = (
+        row_of(place, draws=True).label,
+        place.id,
+        place.ood,
+        place.corruption,
+        str(place.severity),
+    )
     return (*where, str(place.seed), state, *shares, seconds, place.hash[:12])

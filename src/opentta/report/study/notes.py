@@ -27,10 +27,13 @@ def caption(section: Section, paper: PaperTable | None = None) -> str:
         'Per cent. 1 corruption, 1 seed (2024), so without a deviation.'
     """
     names, seeds = _corruptions(section), section.seeds
-    text = f"{len(names)} {plural('corruption', len(names))}" if names else "No corruption"
-    if any("+" in name for name in section.corruptions):
-        text += " in one stream"
-    elif len(names) > 1:
+    alone = [name for name in section.corruptions if name != CLEAN and "+" not in name]
+    joined = any("+" in name for name in section.corruptions)
+    count = len(alone or names)
+    text = f"{count} {plural('corruption', count)}" if count else "No corruption"
+    if joined:
+        text += f", or {len(names)} in one stream" if alone else " in one stream"
+    if len(alone) > 1:
         text = f"Mean over {text}"
     text += ", mean ± standard deviation over " if len(seeds) > 1 else ", "
     text += f"{len(seeds)} {plural('seed', len(seeds))} ({', '.join(map(str, seeds))})"

@@ -42,6 +42,7 @@ class Section:
     paper: str = ""  # a table of the paper, "" for none
     commands: tuple[str, ...] = ()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> its OOD sets
+    beside: tuple[str, ...] = ()  # shapes of streams that are shown, but not counted
     published: bool = False
     notes: tuple[str, ...] = ()
     planned: bool = True  # False: places come from the cells themselves, nothing can be missing

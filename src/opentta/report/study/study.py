@@ -190,6 +190,7 @@ def _planned(plans: Sequence[tuple[Path, Plan]], records: dict[str, Record]) -> 
         paper=last.paper,
         commands=tuple(dict.fromkeys(plan.command for plan in chosen if plan.command)),
         groups={name: tuple(sets) for name, sets in last.groups.items()},
+        beside=last.beside,
         published=last.published,
         notes=_notes(chosen, list(held.values())),
         idle=tuple(_left_out(path, plan, records) for path, plan in idle),

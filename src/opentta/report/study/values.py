@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from opentta.bench.store.places import Place
+from opentta.bench.store.places import DRAW, SHAPE, Place
 from opentta.bench.store.results import Record
 from opentta.metrics.measures import mean_std
 
@@ -137,9 +137,18 @@ class Value:
         return "ok" if self.complete else "partial"
 
 
-def row_of(place: Place) -> Row:
-    """The row that a cell belongs to."""
-    settings = tuple((name, _frozen(value)) for name, value in sorted(place.settings.items()))
+def row_of(place: Place, *, draws: bool = False) -> Row:
+    """The row that a cell belongs to: all draws of a shape are one, unless ``draws`` is asked for.
+
+    Example:
+        >>> few = {"shape": "few", "draw": 3}
+        >>> place = Place("a1", "sar", "sar", "vit", "mini", "textures", settings=few)
+        >>> row_of(place).label, row_of(place, draws=True).label
+        ('sar (shape=few)', 'sar (draw=3, shape=few)')
+    """
+    own = place.settings
+    swept = {k: v for k, v in own.items() if draws or k != DRAW or SHAPE not in own}
+    settings = tuple((name, _frozen(value)) for name, value in sorted(swept.items()))
     return Row(place.row, place.method, place.backbone, place.id, settings)
 
 

@@ -3,7 +3,7 @@ r"""A table as LaTeX, ready to paste: booktabs, the best in bold, ± the deviati
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from opentta.report.tables.table import Block, Table, TableCell
@@ -68,7 +68,7 @@ def to_latex(table: Table) -> str:
         r"\begin{table*}[t]",
         r"\centering",
         rf"\caption{{{escape(table.title)}. {escape(table.caption)}}}",
-        rf"\label{{tab:{_label(table.preset)}}}",
+        rf"\label{{tab:{label_of(table.preset)}}}",
         *([r"\resizebox{\textwidth}{!}{%"] if wide else []),
         rf"\begin{{tabular}}{{l{'r' * len(table.headings)}}}",
         r"\toprule",
@@ -106,14 +106,15 @@ def _head(table: Table) -> Iterator[str]:
 
 def _body(block: Block) -> Iterator[str]:
     for row in block.rows:
-        yield _joined(escape(row.label), [_ours(cell) for cell in row.cells])
+        yield joined(escape(row.label), [_ours(cell) for cell in row.cells])
         if row.has_paper:
-            yield _joined(r"\quad paper", [_paper(cell) for cell in row.cells])
+            yield joined(r"\quad paper", [_paper(cell) for cell in row.cells])
             texts = [cell.difference_text for cell in row.cells]
-            yield _joined(r"\quad difference", [f"${text}$" if text else "" for text in texts])
+            yield joined(r"\quad difference", [f"${text}$" if text else "" for text in texts])
 
 
-def _joined(label: str, cells: list[str]) -> str:
+def joined(label: str, cells: Sequence[str]) -> str:
+    """A line of a table; the cells are escaped already."""
     return " & ".join([label, *cells]) + r" \\"
 
 
@@ -131,5 +132,6 @@ def _paper(cell: TableCell) -> str:
     return text + (f"$^{{{','.join(map(str, cell.footnotes))}}}$" if cell.footnotes else "")
 
 
-def _label(preset: str) -> str:
+def label_of(preset: str) -> str:
+    """A name for references: letters and digits only."""
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in preset)

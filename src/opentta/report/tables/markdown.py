@@ -19,10 +19,10 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
         Per cent.
         <BLANKLINE>
     """
-    parts = [f"## {_line(table.title)}", _line(table.caption)]
+    parts = [f"## {escaped(table.title)}", escaped(table.caption)]
     for block in table.blocks:
         if table.several_blocks:
-            parts.append(f"### {_line(block.title)}")
+            parts.append(f"### {escaped(block.title)}")
         parts.append(_rows(table, block))
     if table.blocks:
         parts.append(
@@ -32,9 +32,9 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
         )
     if table.footnotes:
         notes = enumerate(table.footnotes, start=1)
-        parts.append("\n".join(f"{number}. {_line(note)}" for number, note in notes))
+        parts.append("\n".join(f"{number}. {escaped(note)}" for number, note in notes))
     if table.notes:
-        parts.append("\n".join(f"- {_line(note)}" for note in table.notes))
+        parts.append("\n".join(f"- {escaped(note)}" for note in table.notes))
     if section is not None:
         parts += _provenance(section)
     return "\n\n".join(parts) + "\n"
@@ -42,15 +42,15 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
 
 def _rows(table: Table, block: Block) -> str:
     heads = [f"{heading.top} {heading.label}".strip() for heading in table.headings]
-    lines = [_join(["", *(_line(head) for head in heads)])]
-    lines.append(_join(["---", *("---:" for _ in heads)]))
+    lines = [joined(["", *(escaped(head) for head in heads)])]
+    lines.append(joined(["---", *("---:" for _ in heads)]))
     for row in block.rows:
-        label = _line(row.label)
-        lines.append(_join([label, *(_ours(cell) for cell in row.cells)]))
+        label = escaped(row.label)
+        lines.append(joined([label, *(_ours(cell) for cell in row.cells)]))
         if row.has_paper:
-            lines.append(_join([f"{label}, paper", *(_paper(cell) for cell in row.cells)]))
+            lines.append(joined([f"{label}, paper", *(_paper(cell) for cell in row.cells)]))
             gaps = (cell.difference_text for cell in row.cells)
-            lines.append(_join([f"{label}, difference", *gaps]))
+            lines.append(joined([f"{label}, difference", *gaps]))
     return "\n".join(lines)
 
 
@@ -70,7 +70,7 @@ def _provenance(section: Section) -> list[str]:
     parts = []
     stated = facts(section.records)
     if stated:
-        lines = [f"- {_line(fact.name)}: {_line(fact.text)}" for fact in stated]
+        lines = [f"- {escaped(fact.name)}: {escaped(fact.text)}" for fact in stated]
         parts += ["### Provenance", "\n".join(lines)]
     if section.commands:
         commands = "\n".join(" ".join(command.split()) for command in section.commands)
@@ -78,11 +78,12 @@ def _provenance(section: Section) -> list[str]:
     return parts
 
 
-def _join(cells: Sequence[str]) -> str:
+def joined(cells: Sequence[str]) -> str:
+    """A line of a table; the cells are escaped already."""
     return f"| {' | '.join(cells)} |"
 
 
-def _line(text: str) -> str:
+def escaped(text: str) -> str:
     """One line in which no letter is taken for markup."""
     out = " ".join(text.split())
     for letter in "\\`*_|<>[]":

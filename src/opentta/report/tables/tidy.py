@@ -31,12 +31,12 @@ _UNITS = {"memory": "MiB", "cost": "x", "minutes": "min", "seconds": "s"}
 
 def values_csv(section: Section) -> str:
     """One line for each row, column, severity and measure; means in per cent, times or MiB."""
-    return _csv(VALUE_FIELDS, _values(section))
+    return to_csv(VALUE_FIELDS, _values(section))
 
 
 def cells_csv(section: Section) -> str:
     """One line for each cell that was asked for, stored or not."""
-    return _csv(CELL_FIELDS, _cells(section))
+    return to_csv(CELL_FIELDS, _cells(section))
 
 
 def _values(section: Section) -> Iterator[list[Any]]:
@@ -90,7 +90,7 @@ def _cells(section: Section) -> Iterator[list[Any]]:
         yield [
             *(
                 section.preset,
-                *_identity(row_of(place)),
+                *_identity(row_of(place, draws=True)),
                 place.ood,
                 place.corruption,
                 place.severity,
@@ -104,7 +104,8 @@ def _identity(row: Row) -> list[str]:
     return [row.name, row.method, settings, row.backbone, row.id]
 
 
-def _csv(fields: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+def to_csv(fields: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """The lines below their fields; what is not there stays empty."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(fields)
