@@ -1,14 +1,17 @@
 """benchmarks/scores.py: every score points the same way; a file is read as it was written."""
 
+import argparse
 import csv
 import importlib.util
 import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from opentta.bench.run.engine import Where
 from opentta.bench.store.plans import read_plans
 from opentta.bench.store.results import Store
 
@@ -58,7 +61,63 @@ def test_a_file_is_read_and_its_means_are_printed(scores, monkeypatch, capsys, t
 def test_neither_a_folder_nor_a_file_is_an_error_in_words(scores, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(scores, monkeypatch)
-    assert "expected the folder that holds imagenet-mini, or --read FILE" in capsys.readouterr().err
+    assert "expected the folder that holds imagenet-mini, --data pets" in capsys.readouterr().err
+
+
+def test_a_file_of_before_has_a_spread_that_is_not_read(scores):
+    results = scores.read([ROOT / "docs" / "results" / "imagenet-mini-scores.csv"] * 2)
+    assert Counter(r.method for r in results)["source"] == 30  # of a stream twice, the last
+    assert {(r.data, r.severity) for r in results} == {("imagenet-mini", "3")}
+    assert {name for r in results for name in r.auc} == set(scores.SCORES[:-2])
+    stamp = next(r for r in results if r.method == "stamp")
+    assert list(stamp.auc) == scores.SCORES[:4]  # its logits have no size
+
+
+def result(scores, method, seed, rng):
+    known, unknown = (
+        {"own": rng.normal(size=n), "energy, T 3": rng.normal(size=n)} for n in (9, 5)
+    )
+    place = ["pets", method, "fog", "4", scores.NEAR, seed]
+    made = scores.Result(*place, 50.0, {}, known, unknown)
+    made.auc.update({name: 100 * scores.above(made, name).mean() for name in known})
+    return made
+
+
+def test_a_difference_has_its_errors_over_seeds_and_over_images(scores):
+    rng = np.random.default_rng(1)
+    both = [result(scores, name, seed, rng) for name in ("source", "sar") for seed in ("1", "2")]
+    source, sar = both[:2], both[2:]
+    line = scores.differences(both, "energy, T 3").splitlines()[-1]
+    gains = [a.auc["own"] - b.auc["energy, T 3"] for a, b in zip(sar, source, strict=True)]
+    wins = [
+        scores.above(a, "own") - scores.above(b, "energy, T 3")
+        for a, b in zip(sar, source, strict=True)
+    ]
+    drawn = []
+    for _ in range(2000):  # as one would: images by images
+        rows, columns = rng.integers(5, size=5), rng.integers(9, size=9)
+        drawn.append(100 * np.mean(wins, axis=0)[np.ix_(rows, columns)].mean())
+    [error, _] = scores.bootstrap([np.mean(wins, axis=0)])
+    assert error == pytest.approx(np.std(drawn), rel=0.15)
+    spread = abs(gains[0] - gains[1]) / 2
+    assert line.split(maxsplit=1)[1].startswith(
+        f"{np.mean(gains):+.1f} ± {spread:.1f} ({error:.1f})"
+    )
+
+
+def test_the_streams_of_pets_hold_near_or_far_unknown_images(scores):
+    left_out = dict.fromkeys(["methods", "corruptions", "severity", "streams", "ood", "seeds"])
+    args = argparse.Namespace(root=None, data="pets", device="cpu", limit=16, **left_out)
+    cells = scores.plan(args)
+    assert len(cells) == 16 * 6 * 2 * 3
+    near = next(cell for cell in cells if cell.place.ood == scores.NEAR)
+    found = scores.run(near, Where())
+    assert (found.stream, len(found.known["own"]), len(found.unknown["own"])) == (
+        "gaussian_noise 3",
+        16,
+        4,
+    )
+    assert found.auc["energy"] == pytest.approx(100 * scores.above(found, "energy").mean())
 
 
 def test_the_published_file_agrees_with_the_published_cells():
