@@ -6,11 +6,11 @@
 
 ROOT is the folder that holds imagenet-mini. A stream of imagenet-mini has 78 batches, the paper's
 have 1,719. Here the corruptions follow one another and nothing is reset between them: does the
-affine (AAN) gain where it has longer? With ``--limit`` only some classes come: what do `balance`
-and `diversity`, which expect all of them, do then? With ``--redraw`` the known images are drawn
-with replacement: in imagenet-mini every class comes twice, and one that came is soon used up, which
-a correction by recent predictions could profit from. Prints ACC / AUC for each third of the stream
-and for the whole. docs/results/imagenet-mini.md and docs/decisions/collapse.md read it.
+affine (AAN) gain where it has longer? With ``--limit`` only some classes come: what does `balance`
+do then? With ``--redraw`` the known images are drawn with replacement: in imagenet-mini every class
+comes twice, and one that came is soon used up, which a correction by recent predictions could
+profit from. Prints ACC / AUC for each third of the stream and for the whole.
+docs/results/imagenet-mini.md reads it, and docs/decisions/collapse.md of steady 2.
 """
 
 import argparse
@@ -42,9 +42,7 @@ ROWS: dict[str, dict[str, Any]] = {  # the first word is the method
     "steady, no affine": {"affine": "off"},
     "steady": {},
     "steady, A x 4": {"lr_affine": 1.25e-4},
-    "steady, no balance": {"balance": 0.0, "diversity": 0.0},
-    "steady, prior 3": {"balance_prior": 3.0},
-    "steady, prior 10": {"balance_prior": 10.0},
+    "steady, no balance": {"balance": 0.0},
     "source": {},
 }
 
