@@ -5,7 +5,7 @@
     python benchmarks/scores.py --data pets --device cuda --workers 12 --by corruption
     python benchmarks/scores.py --read docs/results/imagenet-mini-scores.csv
 
-`steady` scores by the entropy at temperature 3 of two branches, the baselines by their own scores,
+`steady` scores by the energy at temperature 3 of two branches, the baselines by their own scores,
 mostly entropy at temperature 1. Here every method runs once on each stream, with the fields that
 the presets tuned, and its logits are scored in all ways: would a baseline with another score do as
 well? Prints ACC, then AUC and H by every score: means over the streams, ± their deviation over the

@@ -11,6 +11,7 @@ from stores import FIFTEEN, make_store, places
 from opentta.metrics.by_image import pack_counts
 from opentta.report.figures.figure import Figure, Omission
 from opentta.report.figures.figures import figures_of, write_figures
+from opentta.report.page.summary import findings, headline, tiles
 from opentta.report.study.notes import caption, comparison_notes
 from opentta.report.study.streams import by_shape, gains, plus_minus, sentences
 from opentta.report.study.study import load_study
@@ -176,6 +177,21 @@ def test_a_table_of_shapes_without_errors_says_so_and_other_sections_have_none(s
     assert not any("±" in text for line in table.lines for text in line)
     other = load_study(make_store(tmp_path / "t")).section("table1")
     assert shapes_table(other) is None
+
+
+def test_the_summary_compares_no_shape_with_another(store):
+    study = load_study(store)
+    said = sentences(study.section("shapes"))
+    assert headline(study.sections) == said[0] and findings(study.section("shapes")) == said
+    assert [tile.label for tile in tiles(study.sections)] == ["Cells finished"]
+
+
+def test_a_summary_of_streams_without_a_source_says_so(tmp_path):
+    cells = [cell for cell in CELLS if cell.row != "source"]
+    path = make_store(tmp_path / "s", cells, preset="shapes", paper="", kind="streams")
+    study = load_study(path)
+    assert headline(study.sections) == "No row stands beside the source model on the same stream."
+    assert findings(study.section("shapes")) == [headline(study.sections)]
 
 
 def test_the_picture_has_a_panel_per_row_and_says_its_numbers(store, tmp_path):

@@ -10,6 +10,7 @@ from opentta.bench.paper.tables import paper_table, paper_tables
 from opentta.report.study.notes import departures
 from opentta.report.study.scope import Scope, scopes
 from opentta.report.study.section import Section
+from opentta.report.study.streams import sentences
 from opentta.report.study.values import Row, Value, fixed, percent, plural
 
 FEW = 1000
@@ -28,8 +29,12 @@ class Tile:
 
 
 def lead_of(sections: Sequence[Section]) -> Scope | None:
-    """What the headline is about: the first table computed here that has a value of H."""
-    found = [scope for section in sections for scope in scopes(section) if scope.ranked]
+    """What the headline is about: the first table computed here that has a value of H.
+
+    Never streams of several shapes: a row of one shape is not compared with one of another.
+    """
+    tables = [section for section in sections if section.kind != "streams"]
+    found = [scope for section in tables for scope in scopes(section) if scope.ranked]
     order = sorted(found, key=lambda s: (s.section.published, s.section.kind != "table"))
     return order[0] if order else None
 
@@ -38,7 +43,8 @@ def headline(sections: Sequence[Section]) -> str:
     """The best row by H and its gain, and how little that may rest on."""
     scope = lead_of(sections)
     if scope is None:
-        return "No cell of this store has an H-score yet."
+        said = [findings(section)[0] for section in sections if section.kind == "streams"]
+        return said[0] if said else "No cell of this store has an H-score yet."
     best, value = scope.ranked[0], scope.scores[scope.ranked[0]]
     ties = ties_of(scope)
     text = f"{best.label} has the best H-score, {_percent(value)}"
@@ -134,7 +140,9 @@ def tiles(sections: Sequence[Section]) -> list[Tile]:
 
 
 def findings(section: Section) -> list[str]:
-    """One sentence per comparable part of a section."""
+    """One sentence per comparable part of a section; of streams, one per row."""
+    if section.kind == "streams":
+        return sentences(section) or ["No row stands beside the source model on the same stream."]
     out = []
     for scope in scopes(section):
         if not scope.ranked:
