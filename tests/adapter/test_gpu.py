@@ -6,7 +6,7 @@ from makers import knobs
 from test_replay import FULL, PARTS
 
 import opentta
-from opentta.adapter.base import NoConfig
+from opentta.adapter.method import NoConfig
 from opentta.config import Execution
 from opentta.errors import ConfigError, DeviceError, ImageValueError
 from opentta.testing import _without_generator, batches, same, tiny_vit, weights

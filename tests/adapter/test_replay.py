@@ -13,7 +13,7 @@ from makers import Maker
 
 import opentta
 from opentta.adapter import recording as replay
-from opentta.adapter.base import NoConfig
+from opentta.adapter.method import NoConfig
 from opentta.adapter.recording import MOST, WARM, Replay, Tape
 from opentta.errors import ConfigError, SourceDataError
 from opentta.testing import PromiseError, batches, equal_runs, recording_on_cpu, same, weights

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from opentta import registry
-from opentta.adapter.base import Grid, Stage
+from opentta.adapter.method import Grid, Stage
 from opentta.bench.plan.backbones import full_name
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.expand import expand

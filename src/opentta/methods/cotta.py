@@ -23,7 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD_ALL, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD_ALL
 from opentta.adapter.recording import on_device
 from opentta.config import Count, Momentum, Rate, Share
 from opentta.parts.losses import entropy

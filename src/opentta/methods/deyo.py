@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, RATES
 from opentta.config import Count, Margin, Momentum, Natural, Rate
 from opentta.parts.losses import entropy, masked_mean
 from opentta.parts.optim import Sgd

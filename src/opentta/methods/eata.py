@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, RATES
 from opentta.config import Margin, Momentum, Rate, Share, Weight
 from opentta.parts.losses import entropy, masked_mean
 from opentta.parts.optim import Sgd, running_mean_

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, RATES
 from opentta.config import Momentum, Rate, Weight
 from opentta.parts.losses import energy, entropy, masked_mean, probability_entropy
 from opentta.parts.optim import Sgd

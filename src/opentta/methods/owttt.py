@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import BACKWARD_ALL, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD_ALL
 from opentta.config import Count, Momentum, Positive, Rate, Weight
 from opentta.errors import SourceDataError
 from opentta.parts.losses import masked_mean

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, RATES
 from opentta.config import Momentum, Positive, Rate, Share
 from opentta.parts.losses import entropy, wide
 from opentta.parts.optim import Sgd, assign, running_mean_

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD
 from opentta.adapter.recording import on_device
 from opentta.config import Count, Momentum, Rate, Share, Weight
 from opentta.parts.losses import entropy

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD
 from opentta.config import Margin, Momentum, Natural, Rate, Share, Weight
 from opentta.parts.losses import entropy, masked_mean
 from opentta.parts.optim import Sgd, assign, collapsed_

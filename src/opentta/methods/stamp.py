@@ -24,7 +24,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD
 from opentta.adapter.recording import on_device
 from opentta.config import Count, Margin, Natural, Rate, Share, Weight
 from opentta.parts.losses import entropy, self_weighted_entropy

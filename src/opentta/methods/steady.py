@@ -24,7 +24,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, Adapter, Stage
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, Stage
 from opentta.config import (
     Count,
     Margin,

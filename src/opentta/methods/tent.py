@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, RATES
 from opentta.config import Momentum, Rate
 from opentta.parts.losses import entropy
 from opentta.parts.optim import Adam, Sgd, optimizer

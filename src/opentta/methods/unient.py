@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from opentta.adapter.base import BACKWARD, RATES, Adapter
+from opentta.adapter.base import Adapter
+from opentta.adapter.method import BACKWARD, RATES
 from opentta.adapter.recording import on_device
 from opentta.config import Momentum, Rate, Weight
 from opentta.parts.losses import energy, entropy, masked_mean, probability_entropy

@@ -1,0 +1,290 @@
+"""What a method writes, what it uses, and how one step of it is run.
+
+``Adapter`` (base.py) adds the calls that users make.
+"""
+
+import dataclasses
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from opentta.adapter.buffer import Buffer
+from opentta.adapter.guard import LOOKED_AT, Guard
+from opentta.adapter.images import (
+    bad_images,
+    finished,
+)
+from opentta.adapter.recording import Part, Replay, detached
+from opentta.adapter.snapshot import Snapshot
+from opentta.adapter.words import Told
+from opentta.config import Execution, Policy
+from opentta.errors import NothingToAdaptError, SourceDataError
+from opentta.models.backbone import Backbone
+from opentta.parts.losses import entropy
+from opentta.parts.optim import Adam, Sgd
+from opentta.types import Prediction
+
+BACKWARD, BACKWARD_ALL = 1.15, 1.9
+"""A backward to the norm layers and one to all weights, in forwards; docs/decisions/cost.md."""
+RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
+"""Learning rates that most tuning grids hold."""
+Grid = Mapping[str, Sequence[Any]]
+"""Field -> values; every combination is a point."""
+Stage = Sequence[Grid]
+"""Points of a search that are compared with each other: of one grid, or of several side by side."""
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """The config of a method with nothing to set."""
+
+
+@dataclass
+class NoState:
+    """The state of a method that remembers nothing but its parameters."""
+
+
+class Method(ABC):
+    """A method around a backbone: the half of ``Adapter`` that papers are written in."""
+
+    name: ClassVar[str] = ""  # given by @register
+    version: ClassVar[int] = 1  # raised when a change of the code changes results
+    Config: ClassVar[type] = NoConfig
+    needs_source: bool = False  # wants fit_source before it can run; may depend on the config
+    synchronises: ClassVar[bool] = False  # step() reads tensors into Python, or counts there
+    grid: ClassVar[Sequence[Stage]] = ()  # what `opentta tune` searches, stage after stage
+    score_sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = (
+        None  # a field of the score alone,
+    )
+    # and the values for which details["ood_score_by_alpha"] holds a score: (B, values)
+    bibtex: ClassVar[str] = ""
+    policy: Policy = Policy()  # the method's default; an adapter has its own
+    kept_by_guard: ClassVar[tuple[str, ...]] = ()  # fields of the state that the guard leaves
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        config: Any,
+        *,
+        seed: int,
+        execution: Execution,
+        policy: Policy | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.config = self.resolve(config, backbone)
+        self.execution = execution
+        self.policy = type(self).policy if policy is None else policy
+        self.is_frozen = False  # by ``freeze``
+        self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
+        self._seed = seed
+        self._lock = threading.RLock()
+        self._told = Told()
+        self._begin()
+
+    def _begin(self) -> None:
+        """All that stands around the backbone, which is the source model now, where it lies."""
+        backbone, device = self.backbone.requires_grad_(False), self.backbone.device
+        self.extras = nn.ModuleDict()  # modules that the method adds to the network
+        self.generator = torch.Generator(device=device).manual_seed(self._seed)
+        self._replay = Replay(self.generator)
+        if self._low:  # 16 bits would round a small step away: masters, rounded by autocast
+            for norm in backbone.norms():
+                norm.float()
+        self.build()
+        kind = torch.float32 if self._low else backbone.dtype
+        self.extras.to(device=device, dtype=kind).requires_grad_(False)
+        self.params: list[nn.Parameter] = list(self.parameters())
+        for param in self.params:
+            param.data = param.data.float() if self._low else param.data
+            param.requires_grad_(True)
+        self.valid = torch.ones((), dtype=torch.bool, device=device)
+        self._screens = device.type != "cpu" and not self.execution.strict
+        self._faults = torch.zeros((), dtype=torch.int64, device=device)
+        self.state = self.initial_state()
+        self.buffer = Buffer(self.policy.group, device) if self.policy.group else None
+        self.guard = Guard(device) if self.policy.guard else None
+        self._snapshot = Snapshot(self)
+
+    # What a method writes -----------------------------------------------------------------
+
+    @abstractmethod
+    def step(self, images: Tensor) -> Prediction:
+        """Predict ``images`` (B, 3, H, W) and adapt. Gradients are on."""
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters this method may change, and no others."""
+        return []
+
+    def initial_state(self) -> Any:
+        """A dataclass with whatever the method remembers between batches, as it starts.
+
+        Its fields are tensors, or objects with ``tensors()`` (name -> tensor, changed in place).
+        """
+        return NoState()
+
+    def answer(self, images: Tensor) -> Prediction:
+        """What the method would say of ``images`` now, without learning from them."""
+        logits = self.backbone(images)
+        return Prediction(logits, entropy(logits))
+
+    def build(self) -> None:  # noqa: B027 - most methods add nothing
+        """Add modules of the method's own to ``self.extras``."""
+
+    def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
+        """What the method learns from source data; see ``fit_source``."""
+        raise SourceDataError(f"{self.name} learns nothing from source data; leave fit_source out")
+
+    @classmethod
+    def resolve(cls, config: Any, backbone: Backbone) -> Any:
+        """The config with fields left unset filled in for this backbone."""
+        return config
+
+    @classmethod
+    def cost(cls, config: Any, batch_size: int) -> float:
+        """Forward passes per image that a step is worth, backwards included."""
+        return 3.0  # not counted: about one forward and two backwards
+
+    # What a method uses -------------------------------------------------------------------
+
+    @final
+    def gradients(self, loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+        """d loss / d params; zeros for a parameter that the loss does not reach."""
+        grads = torch.autograd.grad(loss, list(params), allow_unused=True, materialize_grads=True)
+        return list(grads)
+
+    @final
+    def descend(self, loss: Tensor, optimizer: Sgd | Adam, *, where: Tensor | None = None) -> None:
+        """One step of ``optimizer`` down ``loss``, on the optimiser's own parameters.
+
+        ``where`` (a bool scalar on the device) cancels it where false; so does a bad image.
+        """
+        self.update(optimizer, self.gradients(loss, optimizer.params), where=where)
+
+    @final
+    def update(
+        self,
+        optimizer: Sgd | Adam,
+        grads: Sequence[Tensor],
+        *,
+        where: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """One step of ``optimizer`` along ``grads``; cancelled as in ``descend``."""
+        allowed = self.valid if where is None else where & self.valid
+        optimizer.step(grads, where=allowed, scale=scale)
+
+    @final
+    def recover(self, where: Tensor) -> None:
+        """Back to the source model where ``where`` (a bool scalar) is true, on the device.
+
+        Samples that wait for their group stay.
+        """
+        self._snapshot.take_back(self, where, keep=("buffer.",))
+
+    @final
+    def need(self, params: Sequence[nn.Parameter], why: str) -> Sequence[nn.Parameter]:
+        """``params``, or an error naming the method that found none."""
+        if not params:
+            raise NothingToAdaptError(f"{self.name} found nothing to adapt: {why}")
+        return params
+
+    # How a step is run ------------------------------------------------------------------------
+
+    def _answered(self, images: Tensor) -> Prediction:
+        """The answer as of now, with no draw spent on it."""
+        state = self.generator.get_state()
+        try:
+            return self.answer(images)
+        finally:
+            self.generator.set_state(state)
+
+    def _served(self, images: Tensor) -> Prediction:
+        """Answered as ``predict`` would; bad images are screened as in a step."""
+        with torch.no_grad():
+            if self.execution.graph and not self.synchronises:
+                draws = self.generator.get_state()
+                out = Prediction(*self._replay("answer", self._recordable_answer, images))
+                self.generator.set_state(draws)
+                return out
+            images, bad = self._screen(images)
+            return finished(self._answered(images), bad)
+
+    def _stepped(self, images: Tensor) -> Prediction:
+        """One step; with ``graph`` it is played back."""
+        if self.execution.graph and not self.synchronises:
+            return Prediction(*self._replay("step", self._recordable, images))
+        return self._whole(images)
+
+    def _whole(self, images: Tensor) -> Prediction:
+        """One step: the screened batch, stepped or, where a method must not see it, answered."""
+        images, bad = self._screen(images)
+        skip = bad is not None and self.synchronises and bool(bad.any())
+        out = self._answered(images) if skip else self._guarded(images)
+        return finished(out, bad)
+
+    def _guarded(self, images: Tensor) -> Prediction:
+        """A step; then, with a guard, a look of the source model at some of the samples."""
+        out = self.step(images)
+        if self.guard is None:
+            return out
+        source = {n: t for n, t in self._snapshot.initial.items() if n.startswith("model.")}
+        with torch.no_grad():
+            seen = functional_call(self.backbone, source, (images[LOOKED_AT],))
+            lost = self.guard.lost(seen, out.logits[LOOKED_AT], len(images), self.valid)
+        kept = tuple(f"state.{field}" for field in self.kept_by_guard)
+        self._snapshot.take_back(self, lost, keep=("buffer.", *kept))
+        reset = out.details.get("reset", torch.zeros_like(lost)) | lost
+        return dataclasses.replace(out, details={**out.details, "reset": reset, "guard": lost})
+
+    def _recordable(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The same as a tree of tensors."""
+        out = self._whole(images)
+        return out.logits, out.ood_score, dict(out.details)
+
+    def _recordable_answer(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """An answer as a tree of tensors; the caller puts the generator back."""
+        images, bad = self._screen(images)
+        out = finished(self.answer(images), bad)
+        return out.logits, out.ood_score, dict(out.details)
+
+    def _part(self, name: str, part: Part, *inputs: Tensor) -> Any:
+        """A part of a step that is marked ``on_device``; with ``graph`` it is played back."""
+        if self.execution.graph and self.synchronises:  # all others are recorded as a whole
+            return self._replay(name, part, *inputs)
+        return detached(part(*inputs))
+
+    def _screen(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """GPU: blank bad images and remember, on the device; else they were checked before."""
+        if not self._screens:
+            return images, None
+        bad = bad_images(images)  # (B,)
+        self.valid.copy_(~bad.any())
+        self._faults += bad.sum()
+        return torch.where(bad[:, None, None, None], 0.0, images), bad
+
+    @property
+    def _low(self) -> bool:
+        """Whether the model's weights have 16 bits."""
+        return self.backbone.dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def _autocasts(self) -> bool:
+        return self._low or self.execution.precision == "bfloat16"
+
+    @contextmanager
+    def _precision(self, *, source: bool = False) -> Iterator[None]:
+        """Autocast as the execution or a model of 16 bits asks for; ``source``: as the model."""
+        asked = self.execution.precision == "bfloat16" and not source
+        kind = torch.bfloat16 if asked or not self._low else self.backbone.dtype
+        # No cache: modules that step between the two passes would be read as they were
+        with torch.autocast(
+            self.backbone.device.type, kind, enabled=asked or self._low, cache_enabled=False
+        ):
+            yield
