@@ -50,6 +50,7 @@ class Execution:
     precision: Literal["full", "bfloat16"] = "full"  # autocast the forward passes, on a GPU
     view_chunk: Count = 256  # most images in one forward of a method that makes views
     graph: bool = False  # on a GPU, record steps as CUDA graphs and play them back
+    keep: Natural = 1024  # latest images that are kept, as bytes, for ``feedback``
 
 
 @dataclass(frozen=True)

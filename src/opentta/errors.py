@@ -52,6 +52,18 @@ class StateError(OpenttaError, ValueError):
     """A saved state that belongs to another method, config or backbone."""
 
 
+class DecisionError(OpenttaError, RuntimeError):
+    """A decision, a name or a promise that nothing given so far allows."""
+
+
+class CalibrationError(OpenttaError, ValueError):
+    """Known images, or a rate, from which no threshold can be made."""
+
+
+class TicketError(OpenttaError, ValueError):
+    """Tickets or labels that belong to no image that is still kept."""
+
+
 class SourceDataError(OpenttaError, RuntimeError):
     """A method that needs source data was asked to run without it."""
 

@@ -135,8 +135,9 @@ def run(adapter: Adapter, stream: Sequence[Tensor]) -> list[Prediction]:
 
 
 def weights(adapter: Adapter) -> dict[str, Tensor]:
-    """Every tensor of the adapter that may change, copied, and the state of its generator."""
-    return {name: t for name, t in adapter.state_dict().items() if name != "identity"}
+    """Every tensor that learns or waits, copied, and the state of the generator; no counts."""
+    counts = ("identity", "serving.", "tally.")
+    return {name: t for name, t in adapter.state_dict().items() if not name.startswith(counts)}
 
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from opentta.errors import DecisionError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +27,23 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """Which images of a batch are rejected, and why."""
+
+    rejected: Tensor  # (B,) bool
+    p_value: Tensor | None  # (B,) in (0, 1]; None by a threshold of the stream's own
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What a method says about a batch."""
 
     logits: Tensor  # (B, C) over the known classes
     ood_score: Tensor  # (B,) higher = more out-of-distribution
     details: Mapping[str, Tensor] = field(default_factory=dict)  # extras no caller needs
+    ticket: Tensor | None = None  # (B,) int64 on the CPU, for ``feedback``; None of ``predict``
+    decision: Decision | None = None  # from ``calibrate`` on
+    class_names: Sequence[str] | None = field(default=None, repr=False)  # of all C classes
 
     @property
     def labels(self) -> Tensor:
@@ -40,3 +53,34 @@ class Prediction:
         image, which has no logits.
         """
         return self.logits.argmax(dim=1).masked_fill(self.logits.isnan().any(dim=1), UNKNOWN)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of ``labels``, B of them; "unknown" for a bad image."""
+        if self.class_names is None:
+            raise DecisionError(
+                "this model does not know the names of its classes: pass them, "
+                f"opentta.adapt(model, names=[...]), {self.logits.shape[1]} of them"
+            )
+        labels = self.labels.tolist()
+        return ["unknown" if label == UNKNOWN else self.class_names[label] for label in labels]
+
+    @property
+    def rejected(self) -> Tensor:
+        """Which images are of no known class, as ``calibrate`` was told to decide: (B,) bool."""
+        if self.decision is None:
+            raise DecisionError(
+                "nothing says yet which scores are too high: call adapter.calibrate(known, "
+                "rate=0.05) first, with images of known classes, or adapter.calibrate(None)"
+            )
+        return self.decision.rejected
+
+    @property
+    def p_value(self) -> Tensor:
+        """The share of known images that look as unknown as each image: (B,) in (0, 1]."""
+        if self.rejected is not None and self.decision and self.decision.p_value is not None:
+            return self.decision.p_value
+        raise DecisionError(
+            "adapter.calibrate(None) knows no image that is surely known, so there are no "
+            "p-values, only prediction.rejected; call adapter.calibrate(known, rate=0.05)"
+        )

@@ -1,7 +1,7 @@
 """The one call: a model and a method's name in, an adapter out."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from opentta.adapter.base import Adapter
 from opentta.adapter.place import refuse_gpu_options
 from opentta.config import Execution, Policy, make_config
 from opentta.errors import ConfigError
+from opentta.models.names import names_of
 from opentta.models.normalization import Normalization
+from opentta.models.preprocess import preprocess_of
 from opentta.models.wrap import wrap
 
 
@@ -22,6 +24,8 @@ def adapt(
     *,
     normalization: Normalization = "auto",
     classes: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    preprocess: Callable[[Any], Any] | None = None,
     seed: int = 0,
     **fields: Any,
 ) -> Adapter:
@@ -29,10 +33,13 @@ def adapt(
 
     ``normalization``: "auto" reads the mean and std that a timm model carries; else "imagenet",
     "half" or (mean, std). ``classes``: indices of the classes to answer with; logits are then
-    (B, len(classes)) in that order. ``fields`` override the method's config, its policy (``group``,
-    ``guard``) or the execution options (``strict``, ``precision``, ``view_chunk``, ``graph``). The
-    model itself is not changed; the adapter lies where it lies (``adapter.to(device)`` moves it)
-    and computes in its type. A ``torch.autocast`` of the caller has no effect on that.
+    (B, len(classes)) in that order. ``names``: of those classes, for ``prediction.names``; timm's
+    ImageNet models know theirs. ``preprocess``: from a PIL image to a tensor (3, H, W) in [0, 1],
+    for ``adapter.preprocess``, where a model does not carry its own. ``fields`` override the
+    method's config, its policy (``group``, ``guard``) or the execution options (``strict``,
+    ``precision``, ``view_chunk``, ``graph``, ``keep``). The model itself is not changed; the
+    adapter lies where it lies (``adapter.to(device)`` moves it) and computes in its type. A
+    ``torch.autocast`` of the caller has no effect on that.
 
     Example:
         >>> import timm, torch, opentta
@@ -57,7 +64,17 @@ def adapt(
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)
         refuse_gpu_options(execution, backbone.device)
-        return cls(backbone, config, seed=seed, execution=execution, policy=policy)
+        return cls(
+            backbone,
+            config,
+            seed=seed,
+            execution=execution,
+            policy=policy,
+            class_names=names_of(
+                backbone.model, len(backbone.head_weight()), backbone.class_index, names
+            ),
+            preprocess=preprocess_of(backbone.model, backbone.image_size, preprocess),
+        )
 
 
 def _of(kind: type[Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,27 +5,40 @@ the stream is the declared parameters and one state object; what comes out is a 
 """
 
 import copy
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from opentta.adapter.buffer import packed
 from opentta.adapter.cadence import gathered
+from opentta.adapter.calibration import Calibration, StreamThreshold
+from opentta.adapter.health import Health
 from opentta.adapter.images import (
     check_form,
     check_values,
     finished,
     source_images,
 )
-from opentta.adapter.method import Method
+from opentta.adapter.kept import Answered, checked_labels, stacked
+from opentta.adapter.method import ALWAYS_KEPT, Method
 from opentta.adapter.place import device_of, refuse_gpu_options
+from opentta.adapter.serving import Feedback
 from opentta.adapter.snapshot import flatten, restore
 from opentta.adapter.words import describe
-from opentta.errors import ImageValueError, SourceDataError
-from opentta.types import Prediction
+from opentta.errors import (
+    CalibrationError,
+    ConfigError,
+    DecisionError,
+    ImageValueError,
+    SourceDataError,
+)
+from opentta.types import UNKNOWN, Prediction
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -75,21 +88,22 @@ class Adapter(Method):
         samples: a whole group that came in one call is answered by its own first pass, all others
         as ``predict`` would answer them. ``details`` then has ``steps`` (made in this call),
         ``reset`` and ``guard`` (whether the model was taken back), and the method's sweep of
-        scores where it has one. Frozen, the call answers and learns nothing.
+        scores where it has one. Frozen or paused, the call answers and learns nothing.
+        ``ticket`` is for ``feedback``, ``rejected`` and ``p_value`` need ``calibrate``.
         """
         check_form(images, self.backbone)
-        if self.needs_source and not self.source:
-            raise SourceDataError(
-                f"{self.name} needs source statistics: call adapter.fit_source(loader) first, with "
-                "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
-            )
+        self._refuse_without_source()
         if not self._screens:
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             if self.buffer is not None:
-                return gathered(self, images, self.buffer)
-            return self._served(images) if self.is_frozen else self._stepped(images)
+                out = gathered(self, images, self.buffer)
+            else:
+                out = self._stepped(images) if self.serving.learns else self._served(images)
+            out = self.serving.noted(out, images)
+            self.serving.keep_up(self._score, len(images))
+        return self._named(out)
 
     @final
     @in_turn
@@ -100,14 +114,23 @@ class Adapter(Method):
         self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.no_grad(), self._precision():
-            out = self._answered(images)
-        return finished(out, None)
+            out = finished(self._answered(images), None)
+            if self.serving.calibration is not None:
+                decision = self.serving.calibration.decide(out.ood_score)
+                out = dataclasses.replace(out, decision=decision)
+        return self._named(out)
 
     @final
     @in_turn
     def flush(self) -> None:
         """Step on the samples that wait for their group to be whole; none wait after it."""
-        if self.buffer is not None and len(self.buffer) and not self.is_frozen:
+        if not self.serving.learns:
+            remedy = "resume" if self.is_paused else "unfreeze"
+            raise DecisionError(
+                f"this adapter does not learn now ({'paused' if self.is_paused else 'frozen'}), so "
+                f"it cannot step on the samples that wait: call adapter.{remedy}() first"
+            )
+        if self.buffer is not None and len(self.buffer):
             with torch.inference_mode(False), torch.enable_grad(), self._precision():
                 self._stepped(self.buffer.take())
 
@@ -115,22 +138,28 @@ class Adapter(Method):
     @in_turn
     def freeze(self) -> None:
         """Stop learning: calls answer as ``predict`` does. What was learned and gathered stays."""
-        self.is_frozen = True
+        self.serving.is_frozen = True
 
     @final
     @in_turn
     def unfreeze(self) -> None:
-        """Learn again from the next call on."""
-        self.is_frozen = False
+        """Learn again from the next call on, unless an alarm has paused the adapter."""
+        self.serving.is_frozen = False
 
     @final
     @in_turn
     def reset(self) -> None:
-        """Back to the source model, bit for bit; what ``fit_source`` learned is kept."""
+        """Back to the source model, bit for bit; counts and evidence start again.
+
+        What ``fit_source`` and ``calibrate`` were given stays, so do tickets, and whether the
+        adapter is frozen or paused.
+        """
         self.check()
         with torch.inference_mode(False):
             restore(self, self._snapshot.initial)
             self.generator.manual_seed(self._seed)
+            self.serving.start_again()
+            self._moved()
 
     @final
     @in_turn
@@ -145,6 +174,7 @@ class Adapter(Method):
         """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
         with torch.inference_mode(False):
             self._snapshot.load(self, state)
+            self.serving.to(self.backbone.device)
             self._replay.forget()  # what was learned from source data is another tensor now
 
     @final
@@ -153,14 +183,152 @@ class Adapter(Method):
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision(source=True):
-            now = {name: t.detach().clone() for name, t in flatten(self).items()}
-            restore(self, self._snapshot.initial)  # source data is for the source model
-            try:
+            with self._as_started():  # source data is for the source model
                 learned = self.fit(source_images(loader, self.backbone))
-            finally:
-                restore(self, now)
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
             self._replay.forget()
+
+    # Decisions, labels, health -------------------------------------------------------------
+
+    @final
+    @in_turn
+    def calibrate(self, known: Iterable[Any] | Tensor | None, rate: float = 0.05) -> None:
+        """Decide from now on which images are rejected, losing a share ``rate`` of known ones.
+
+        ``known``: images of known classes that are set aside for this, at least 1 / rate - 1 of
+        them, best 200 or more, not used for anything else: a tensor (N, 3, H, W) in [0, 1], or a
+        loader of batches, alone or with labels. From then on predictions have ``p_value`` and
+        ``rejected``; of known images like these a share of about ``rate`` is rejected. Of known
+        images that are blurred, noisy or otherwise unlike them it is more (docs/decisions.md).
+        The set-aside images are scored again as the weights move.
+
+        None: no known images. ``rejected`` then comes from the stream's own scores, cut into two
+        groups, at most half of them above the cut. No rate is promised: a cut may be found also
+        where nothing is unknown, or none where much is, and there is no ``p_value``.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.calibrate(torch.rand(19, 3, 224, 224), rate=0.05)
+            >>> adapter.predict(torch.rand(2, 3, 224, 224)).rejected.shape
+            torch.Size([2])
+        """
+        self._refuse_without_source()
+        if known is None:
+            self.serving.calibrated(StreamThreshold(self.backbone.device))
+            return
+        Calibration.check(rate)
+        batches = torch.split(known, 32) if isinstance(known, Tensor) and known.ndim == 4 else known
+        images = list(source_images(batches, self.backbone, what="calibrate"))
+        sizes = {tuple(batch.shape[2:]) for batch in images}
+        if len(sizes) > 1:
+            raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
+        Calibration.check(rate, sum(map(len, images)))
+        with torch.inference_mode(False), torch.no_grad(), self._precision():
+            calibration = Calibration(packed(torch.cat(images)), float(rate))
+            calibration.score_all(self._score, moves=self.serving.moves)
+        self.serving.calibrated(calibration)
+
+    @final
+    @in_turn
+    def feedback(self, ticket: Tensor, labels: Tensor, *, alpha: float = 0.01) -> Feedback:
+        """Labels (b,) for images that were answered: they test the adapter and never train it.
+
+        ``ticket``: (b,) of ``prediction.ticket``, of any call whose images are still kept (the
+        last 1,024; ``adapt(..., keep=...)``); each counts once. ``labels``: classes as in
+        ``prediction.labels``, or ``UNKNOWN``. Where exactly one of the answer given then and the
+        source model's is right, a bet is made that it is the source's. When the product of the
+        bets passes 1 / ``alpha``, the adapted model is returned to the source and the adapter
+        pauses until ``resume``. If it is no worse than the source, that ever happens with
+        probability at most ``alpha``, provided that the images to label were not chosen by looking
+        at the answers. For UNKNOWN right means rejected; without set-aside images (``calibrate``)
+        such labels are counted, not bet on.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=4)
+            >>> adapter = opentta.adapt(vit)
+            >>> prediction = adapter(torch.rand(4, 3, 224, 224))
+            >>> adapter.feedback(prediction.ticket[:2], torch.tensor([3, 0])).counted
+            2
+        """
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < 1:
+            raise ConfigError(f"expected alpha between 0 and 1, got {alpha!r}")
+        serving = self.serving
+        tickets, classes = checked_labels(ticket, labels, self.backbone.classes)
+        answered = serving.kept.find(tickets)
+        by_source, rejects = self._answers_of_the_source(answered, any_unknown=UNKNOWN in classes)
+        new = serving.kept.fresh(tickets)
+        source, adapted = serving.outcomes(new, answered, classes, by_source, rejects)
+        serving.labels += len(new)
+        evidence = serving.evidence
+        passed = evidence.walk(source, adapted, alpha=alpha) is not None and not self.is_paused
+        if passed:
+            with torch.inference_mode(False):
+                everywhere = torch.ones_like(self.valid)
+                self._snapshot.take_back(self, everywhere, keep=ALWAYS_KEPT)
+                serving.is_paused = True
+                self._moved()
+        bets = sum(a != b for a, b in zip(source, adapted, strict=True))
+        return Feedback(len(new), bets, evidence.worse, evidence.better, passed)
+
+    @final
+    @in_turn
+    def resume(self) -> None:
+        """Learn again after an alarm; the evidence from labels starts again at 1."""
+        self.serving.is_paused = False
+        self.serving.new_evidence()
+
+    @final
+    @in_turn
+    def health(self) -> Health:
+        """How the adapter is doing, in plain numbers; the only call that waits for a GPU.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=4)
+            >>> adapter = opentta.adapt(vit)
+            >>> _ = adapter(torch.rand(4, 3, 224, 224))
+            >>> adapter.health().samples, adapter.health().steps
+            (4, 0)
+        """
+        serving, guard = self.serving, self.guard
+        steps, taken_back, recoveries = self.tally.counts.tolist()
+        entropy, source_entropy = self.tally.entropies()
+        sure = float(guard.sure) if guard else 0.0
+        lean, calibration = self.lean(), serving.calibration
+        scored = calibration if isinstance(calibration, Calibration) else None
+        return Health(
+            samples=serving.samples,
+            steps=steps,
+            entropy=entropy,
+            source_entropy=source_entropy,
+            agreement=float(guard.agreed) / sure if guard and sure else None,
+            lean=None if lean is None else float(lean),
+            rejected=int(serving.rejected) / serving.decided if serving.decided else None,
+            score_age=scored.age(serving.moves) if scored else None,
+            guard=taken_back,
+            recoveries=recoveries,
+            labels=serving.labels,
+            evidence=serving.evidence.worse,
+            reverse_evidence=serving.evidence.better,
+            seconds_per_step=self._clock.seconds(),
+            is_frozen=self.is_frozen,
+            is_paused=self.is_paused,
+        )
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether ``freeze`` was called."""
+        return self.serving.is_frozen
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether labels raised an alarm."""
+        return self.serving.is_paused
+
+    # Where it lies --------------------------------------------------------------------------
 
     @final
     @in_turn
@@ -184,6 +352,7 @@ class Adapter(Method):
                 self._settle(home, now)
                 self.generator.set_state(draws)
                 raise
+            self.serving.to(target)
             if target.type == home.type:
                 self.generator.set_state(draws)
         return self
@@ -221,6 +390,61 @@ class Adapter(Method):
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
+
+    def _refuse_without_source(self) -> None:
+        if self.needs_source and not self.source:
+            raise SourceDataError(
+                f"{self.name} needs source statistics: call adapter.fit_source(loader) first, with "
+                "batches of unlabelled source images (B, 3, H, W) in [0, 1]"
+            )
+
+    def _named(self, out: Prediction) -> Prediction:
+        return dataclasses.replace(out, class_names=self.class_names)
+
+    def _score(self, images: Tensor) -> Tensor:
+        """OOD scores (b,) as of now; nothing changes."""
+        with torch.no_grad():
+            return self._answered(images.to(self.backbone.dtype)).ood_score
+
+    def _moved(self) -> None:
+        """The weights jumped back to the source."""
+        with torch.no_grad(), self._precision():
+            self.serving.moved(self._score)
+
+    @contextmanager
+    def _as_started(self) -> Iterator[None]:
+        """The adapter is as it started inside, and as it is now after."""
+        now = {name: t.detach().clone() for name, t in flatten(self).items()}
+        restore(self, self._snapshot.initial)
+        try:
+            yield
+        finally:
+            restore(self, now)
+
+    def _answers_of_the_source(
+        self, answered: Sequence[Answered], *, any_unknown: bool
+    ) -> tuple[list[int], list[bool | None]]:
+        """Labels of the adapter as it started, and whether it rejects; None: not calibrated."""
+        calibration = self.serving.calibration
+        scored = calibration if isinstance(calibration, Calibration) and any_unknown else None
+        labels: list[int] = [0] * len(answered)
+        rejects: list[bool | None] = [None] * len(answered)
+        with torch.inference_mode(False), torch.no_grad(), self._precision(), self._as_started():
+            if scored and scored.source_scores is None:
+                scored.source_scores = scored.scores_of(self._score)
+            for images, places in stacked(answered):
+                outs = [
+                    self._answered(part.to(self.backbone.dtype)) for part in torch.split(images, 32)
+                ]
+                found = torch.cat([out.labels for out in outs]).tolist()
+                scores = torch.cat([out.ood_score for out in outs])
+                for number, place in enumerate(places):
+                    labels[place] = found[number]
+                if scored:
+                    rejected = scored.decide(scores, by=scored.source_scores).rejected.tolist()
+                    for number, place in enumerate(places):
+                        rejects[place] = rejected[number]
+        return labels, rejects
 
     def _settle(self, device: torch.device, values: Mapping[str, Tensor]) -> None:
         """Begin again on ``device`` around the source model, and go on with ``values``."""

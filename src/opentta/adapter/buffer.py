@@ -37,15 +37,13 @@ class Buffer:
 
     def push(self, images: Tensor) -> None:
         """Keep images (b, 3, H, W); the caller sees to it that no more than a group gathers."""
-        levels = (images.float() * 255).round().to(torch.uint8)
-        exact = images.dtype == torch.float32 and bool((_decoded(levels) == images).all())
-        self._pieces.append(levels if exact else images.detach().clone())
+        self._pieces.append(packed(images))
 
     def take(self) -> Tensor:
         """All that wait, (n, 3, H, W), and none are left."""
-        images = [_decoded(p) if p.dtype == torch.uint8 else p for p in self._pieces]
+        images = torch.cat([unpacked(piece) for piece in self._pieces])
         self._pieces = []
-        return torch.cat(images)
+        return images
 
     def tensors(self) -> dict[str, Tensor]:
         """What is kept, for a saved state."""
@@ -65,5 +63,18 @@ class Buffer:
         self._pieces = [piece.to(self.device, copy=True) for piece in pieces]
 
 
-def _decoded(levels: Tensor) -> Tensor:
-    return levels.float() / 255
+def packed(images: Tensor) -> Tensor:
+    """Images as bytes where every pixel is k / 255, else a copy of them; reads back one flag."""
+    levels = in_bytes(images)
+    exact = images.dtype == torch.float32 and bool((unpacked(levels) == images).all())
+    return levels if exact else images.detach().clone()
+
+
+def in_bytes(images: Tensor) -> Tensor:
+    """Images in [0, 1] as the nearest k / 255, k in uint8."""
+    return (images.detach().float() * 255).round().to(torch.uint8)
+
+
+def unpacked(images: Tensor) -> Tensor:
+    """What ``packed`` or ``in_bytes`` was given."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images

@@ -24,7 +24,7 @@ def gathered(adapter: Any, images: Tensor, buffer: Buffer) -> Prediction:
         bad = bad_images(images)
         if bool(bad.any()):  # read back from the device
             answers, rest = [adapter._served(images)], images[~bad]
-    if adapter.is_frozen:
+    if not adapter.serving.learns:
         return joined(
             answers or [adapter._served(images)], [], sweep=adapter.score_sweep is not None
         )

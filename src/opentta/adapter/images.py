@@ -85,7 +85,9 @@ def describe(images: Tensor) -> str:
     return f"has pixels outside [0, 1] (the batch spans {low:.3g} to {high:.3g}); {remedy}"
 
 
-def source_images(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]:
+def source_images(
+    loader: Iterable[Any], backbone: Backbone, *, what: str = "fit_source"
+) -> Iterator[Tensor]:
     """Checked batches from a loader of tensors, of (images, labels) or of ``Batch``."""
     seen = False
     for batch in loader:
@@ -98,7 +100,7 @@ def source_images(loader: Iterable[Any], backbone: Backbone) -> Iterator[Tensor]
         seen = True
         yield images
     if not seen:
-        raise SourceDataError("fit_source got a loader without a single batch")
+        raise SourceDataError(f"{what} got a loader without a single batch")
 
 
 def finished(out: Prediction, bad: Tensor | None) -> Prediction:

@@ -17,20 +17,26 @@ from torch.func import functional_call
 
 from opentta.adapter.buffer import Buffer
 from opentta.adapter.guard import LOOKED_AT, Guard
+from opentta.adapter.health import Clock, Tally
 from opentta.adapter.images import (
     bad_images,
     finished,
 )
+from opentta.adapter.kept import Kept
 from opentta.adapter.recording import Part, Replay, detached
+from opentta.adapter.serving import Serving
 from opentta.adapter.snapshot import Snapshot
 from opentta.adapter.words import Told
 from opentta.config import Execution, Policy
 from opentta.errors import NothingToAdaptError, SourceDataError
 from opentta.models.backbone import Backbone
+from opentta.models.preprocess import Preprocess, preprocess_of
 from opentta.parts.losses import entropy
 from opentta.parts.optim import Adam, Sgd
 from opentta.types import Prediction
 
+ALWAYS_KEPT = ("buffer.", "tally.")
+"""What a model that is taken back to the source keeps: waiting samples, counts."""
 BACKWARD, BACKWARD_ALL = 1.15, 1.9
 """A backward to the norm layers and one to all weights, in forwards; docs/decisions/cost.md."""
 RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
@@ -76,17 +82,21 @@ class Method(ABC):
         seed: int,
         execution: Execution,
         policy: Policy | None = None,
+        class_names: tuple[str, ...] | None = None,
+        preprocess: Preprocess | None = None,
     ) -> None:
+        self.class_names = class_names  # of the classes that it answers with
+        self.preprocess = preprocess or preprocess_of(backbone.model, backbone.image_size)
         self.backbone = backbone
         self.config = self.resolve(config, backbone)
         self.execution = execution
         self.policy = type(self).policy if policy is None else policy
-        self.is_frozen = False  # by ``freeze``
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         self._lock = threading.RLock()
         self._told = Told()
         self._begin()
+        self.serving = Serving(Kept(execution.keep), torch.zeros_like(self._faults))
 
     def _begin(self) -> None:
         """All that stands around the backbone, which is the source model now, where it lies."""
@@ -110,6 +120,8 @@ class Method(ABC):
         self.state = self.initial_state()
         self.buffer = Buffer(self.policy.group, device) if self.policy.group else None
         self.guard = Guard(device) if self.policy.guard else None
+        self.tally = Tally(device)
+        self._clock = Clock(device)
         self._snapshot = Snapshot(self)
 
     # What a method writes -----------------------------------------------------------------
@@ -136,6 +148,10 @@ class Method(ABC):
 
     def build(self) -> None:  # noqa: B027 - most methods add nothing
         """Add modules of the method's own to ``self.extras``."""
+
+    def lean(self) -> Tensor | None:
+        """The most that is taken off a logit as the network's own lean: (); None: nothing is."""
+        return None
 
     def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
         """What the method learns from source data; see ``fit_source``."""
@@ -186,7 +202,7 @@ class Method(ABC):
 
         Samples that wait for their group stay.
         """
-        self._snapshot.take_back(self, where, keep=("buffer.",))
+        self._snapshot.take_back(self, where, keep=ALWAYS_KEPT)
 
     @final
     def need(self, params: Sequence[nn.Parameter], why: str) -> Sequence[nn.Parameter]:
@@ -218,6 +234,11 @@ class Method(ABC):
 
     def _stepped(self, images: Tensor) -> Prediction:
         """One step; with ``graph`` it is played back."""
+        self.serving.moves += 1
+        with self._clock.timed():
+            return self._timed_step(images)
+
+    def _timed_step(self, images: Tensor) -> Prediction:
         if self.execution.graph and not self.synchronises:
             return Prediction(*self._replay("step", self._recordable, images))
         return self._whole(images)
@@ -232,16 +253,22 @@ class Method(ABC):
     def _guarded(self, images: Tensor) -> Prediction:
         """A step; then, with a guard, a look of the source model at some of the samples."""
         out = self.step(images)
+        recovered = out.details.get("reset", torch.zeros_like(self.valid)).any()
         if self.guard is None:
+            self.tally.count(
+                guard=torch.zeros_like(recovered), recovered=recovered, where=self.valid
+            )
             return out
         source = {n: t for n, t in self._snapshot.initial.items() if n.startswith("model.")}
         with torch.no_grad():
             seen = functional_call(self.backbone, source, (images[LOOKED_AT],))
             lost = self.guard.lost(seen, out.logits[LOOKED_AT], len(images), self.valid)
+            self.tally.count(guard=lost, recovered=recovered, where=self.valid)
+            self.tally.look(out.logits[LOOKED_AT], seen, where=self.valid)
         kept = tuple(f"state.{field}" for field in self.kept_by_guard)
-        self._snapshot.take_back(self, lost, keep=("buffer.", *kept))
-        reset = out.details.get("reset", torch.zeros_like(lost)) | lost
-        return dataclasses.replace(out, details={**out.details, "reset": reset, "guard": lost})
+        self._snapshot.take_back(self, lost, keep=(*ALWAYS_KEPT, *kept))
+        details = {**out.details, "reset": recovered | lost, "guard": lost}
+        return dataclasses.replace(out, details=details)
 
     def _recordable(self, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The same as a tree of tensors."""

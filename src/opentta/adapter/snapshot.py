@@ -16,6 +16,7 @@ from opentta.errors import StateError
 from opentta.parts.optim import assign
 
 FORMAT = 1
+APART = ("source.", "serving.")  # entries of a saved state that ``flatten`` does not have
 
 
 def flatten(adapter: Any) -> dict[str, Tensor]:
@@ -43,11 +44,11 @@ def flatten(adapter: Any) -> dict[str, Tensor]:
 
 
 def _remembered(adapter: Any) -> dict[str, Any]:
-    """The method's state, then what the policy remembers, by name."""
+    """The method's state, then what the policy and the counts remember, by name."""
     fields = dataclasses.fields(adapter.state)
     values = {f"state.{f.name}": getattr(adapter.state, f.name) for f in fields}
-    policy = {"buffer": adapter.buffer, "guard": adapter.guard}
-    return values | {name: value for name, value in policy.items() if value is not None}
+    others = {"buffer": adapter.buffer, "guard": adapter.guard, "tally": adapter.tally}
+    return values | {name: value for name, value in others.items() if value is not None}
 
 
 def restore(adapter: Any, flat: Mapping[str, Tensor]) -> None:
@@ -72,6 +73,7 @@ class Snapshot:
         """The adapter's state as a flat dict of str -> tensor, each a copy."""
         flat = {name: t.detach().clone().contiguous() for name, t in flatten(adapter).items()}
         flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
+        flat.update({f"serving.{name}": t for name, t in adapter.serving.tensors().items()})
         flat["generator"] = adapter.generator.get_state()
         words = json.dumps(self._identity(adapter), sort_keys=True).encode()
         flat["identity"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
@@ -89,6 +91,8 @@ class Snapshot:
         except (TypeError, ValueError) as error:
             raise StateError(f"the saved state's identity cannot be read: {error}") from None
         theirs.setdefault("policy", dataclasses.asdict(Policy()))  # states from before it
+        counts = {n: t for n, t in self.initial.items() if n.startswith("tally.")}
+        state = {**counts, **state}  # likewise
         for key, ours in self._identity(adapter).items():
             if theirs.get(key) != ours:
                 raise StateError(
@@ -104,7 +108,12 @@ class Snapshot:
                 f"{expected}: the state was saved on another kind of device, where random numbers "
                 "are other ones; load it into an adapter on that kind"
             )
-        restore(adapter, {n: t for n, t in state.items() if not n.startswith("source.")})
+        prefix = "serving."
+        serving = adapter.serving.restored(
+            {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+        )
+        restore(adapter, {n: t for n, t in state.items() if not n.startswith(APART)})
+        adapter.serving = serving
         source = {
             n.removeprefix("source."): t.to(adapter.backbone.device).clone()
             for n, t in state.items()
@@ -140,12 +149,13 @@ class Snapshot:
                     f"{tuple(tensor.shape)} {tensor.dtype}, got {came}"
                 )
         known = {*flatten(adapter), "identity", "generator"}
-        foreign = [n for n in state if n not in known and not n.startswith(("source.", *varying))]
+        foreign = [n for n in state if n not in known and not n.startswith((*APART, *varying))]
         if foreign:
             raise StateError(f"the saved state has entries of something else: {foreign[:4]}")
         for name, there in state.items():
             start = self.initial.get(name)
             sparse = start is not None and not bool(start.isfinite().all())  # NaN: nothing yet
+            sparse = sparse or name == "serving.calibration.window"
             if there.is_floating_point() and not sparse and not bool(there.isfinite().all()):
                 raise StateError(
                     f"the saved state is spoiled: {name} has NaN or infinite numbers; go on from "

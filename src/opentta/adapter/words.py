@@ -25,11 +25,12 @@ def describe(adapter: Any) -> str:
     settings |= {"seed": adapter._seed} if adapter._seed else {}
     shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     kind = "" if b.dtype == torch.float32 else f" in {str(b.dtype).removeprefix('torch.')}"
-    frozen = ", frozen" if adapter.is_frozen else ""
+    flags = {"frozen": adapter.is_frozen, "paused by an alarm": adapter.is_paused}
+    stopped = "".join(f", {name}" for name, is_on in flags.items() if is_on)
     return (
         f"{adapter.name or type(adapter).__name__}{f'({shown})' if shown else ''} around "
         f"{b.family} {type(b.model).__name__}, {b.depth} blocks of {b.dim}, {b.classes} classes, "
-        f"on {b.device}{kind}: {sum(p.numel() for p in adapter.params):,} numbers adapt{frozen}"
+        f"on {b.device}{kind}: {sum(p.numel() for p in adapter.params):,} numbers adapt{stopped}"
     )
 
 

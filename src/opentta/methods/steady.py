@@ -224,12 +224,19 @@ class Steady(Adapter):
         """Class prediction from the class token, OOD score from both heads, as of now."""
         return self._prediction(self._look(images))
 
-    def _look(self, images: Tensor, *, similarity: bool = False) -> Look:
+    def lean(self) -> Tensor:
+        """The most that is taken off a logit as the network's own lean: ()."""
+        return self._lean().abs().amax()
+
+    def _lean(self) -> Tensor:
         c = self.config
-        raw = self.network(images, similarity="token_net" if similarity else None)
-        lean = self.state.lean.taken_off(
+        return self.state.lean.taken_off(
             slope=c.balance_slope, start=c.balance_start, most=c.balance
         )
+
+    def _look(self, images: Tensor, *, similarity: bool = False) -> Look:
+        raw = self.network(images, similarity="token_net" if similarity else None)
+        lean = self._lean()
         logits = (raw.logits - lean).to(raw.logits)
         return Look(raw, logits, (raw.ood_logits - lean).to(logits), entropy(logits))
 
