@@ -219,7 +219,7 @@ class Adapter(Method):
             self.serving.calibrated(StreamThreshold(self.backbone.device))
             return
         Calibration.check(rate)
-        batches = torch.split(known, 32) if isinstance(known, Tensor) and known.ndim == 4 else known
+        batches = [known] if isinstance(known, Tensor) else known
         images = list(source_images(batches, self.backbone, what="calibrate"))
         sizes = {tuple(batch.shape[2:]) for batch in images}
         if len(sizes) > 1:

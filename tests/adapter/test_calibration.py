@@ -1,0 +1,232 @@
+"""Decisions: p-values of set-aside images under the current weights, or a cut of the stream."""
+
+import pytest
+import torch
+
+import opentta
+from opentta.adapter.calibration import (
+    ENOUGH,
+    Calibration,
+    StreamThreshold,
+    allowed,
+    two_group_cut,
+)
+from opentta.errors import CalibrationError, DecisionError, ShapeError, SourceDataError
+from opentta.testing import batches, run, same, tiny_vit, weights
+
+KNOWN = torch.cat(batches(10, seed=1))  # 60 images
+
+
+def adapter_of(method="tent", **fields):
+    return opentta.adapt(tiny_vit(), method, **fields)
+
+
+def p_values(known, scores):
+    """Counted one by one."""
+    return [(1 + sum(k >= s for k in known)) / (len(known) + 1) for s in scores]
+
+
+@pytest.mark.parametrize("method", ["tent", "steady", "source"])
+def test_p_values_are_shares_of_the_set_aside_images(method):
+    adapter, x = adapter_of(method), batches(1)[0]
+    adapter.calibrate(KNOWN, rate=0.1)
+    known = adapter.predict(KNOWN).ood_score.tolist()
+    for out in (adapter.predict(x), adapter(x)):
+        expected = p_values(known, out.ood_score.tolist())
+        assert out.p_value.tolist() == pytest.approx(expected, abs=1e-6)
+        assert out.rejected.tolist() == [p <= 0.1 for p in expected]
+
+
+def test_a_loader_with_labels_is_taken_and_order_does_not_matter():
+    one, other = adapter_of(), adapter_of()
+    one.calibrate(KNOWN)
+    other.calibrate([(x, torch.zeros(len(x))) for x in KNOWN.flip(0).split(7)])
+    x = batches(1)[0]
+    assert torch.equal(one.predict(x).p_value, other.predict(x).p_value)
+
+
+def test_with_the_fewest_images_only_what_is_beyond_all_of_them_is_rejected():
+    calibration = Calibration(torch.rand(19, 3, 2, 2), rate=0.05)
+    calibration.score_all(lambda images: torch.arange(len(images)) / 10, moves=0)
+    out = calibration.decide(torch.tensor([1.79, 1.8, 1.81, torch.inf]))
+    assert out.rejected.tolist() == [False, False, True, True]
+    assert out.p_value.tolist() == pytest.approx([0.1, 0.1, 0.05, 0.05])
+
+
+def test_known_images_like_the_set_aside_ones_are_rejected_at_the_rate():
+    dice, shares = torch.Generator().manual_seed(0), []
+    for _ in range(400):
+        scores = torch.randn(300, generator=dice)
+        calibration = Calibration(torch.zeros(200, 3, 1, 1), rate=0.05)
+        calibration.score_all(lambda images, s=scores: s[: len(images)], moves=0)
+        calibration.scores.copy_(scores[:200])
+        shares.append(calibration.decide(scores[200:]).rejected.float().mean())
+    error = torch.stack(shares).std() / 400**0.5
+    assert abs(torch.stack(shares).mean() - 10 / 201) < 3 * error  # p <= 0.05: rank 10 of 201
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.05, 19), (0.01, 99), (0.3, 3), (0.5, 1)])
+def test_too_few_images(rate, least):
+    adapter = adapter_of()
+    if least > 1:
+        with pytest.raises(
+            CalibrationError, match=f"at least {least} known images.*got {least - 1}"
+        ):
+            adapter.calibrate(torch.rand(least - 1, 3, 32, 32), rate)
+    with pytest.raises(DecisionError, match=r"call adapter.calibrate\(known"):
+        _ = adapter.predict(KNOWN[:1]).rejected
+    adapter.calibrate(torch.rand(least, 3, 32, 32), rate)
+    assert adapter.predict(KNOWN[:1]).rejected.shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("known", "rate", "error", "message"),
+    [
+        (KNOWN, 0, CalibrationError, "between 0 and 1"),
+        (KNOWN, 1.0, CalibrationError, "between 0 and 1"),
+        (KNOWN, True, CalibrationError, "between 0 and 1"),
+        ([], 0.05, SourceDataError, "calibrate got a loader without a single batch"),
+        (torch.rand(30, 3, 48, 48), 0.05, ShapeError, "takes 32x32 images, got 48x48"),
+        (KNOWN * 255, 0.05, ValueError, "divide by 255"),
+        (torch.rand(3, 32, 32), 0.05, ShapeError, "add the batch dimension"),
+    ],
+)
+def test_what_is_refused_leaves_the_adapter_as_it_was(known, rate, error, message):
+    adapter, x = adapter_of(), batches(1)[0]
+    adapter.calibrate(KNOWN, rate=0.1)
+    before, decided = adapter.state_dict(), adapter.predict(x).p_value
+    with pytest.raises(error, match=message):
+        adapter.calibrate(known, rate)
+    assert same(before, adapter.state_dict())
+    assert torch.equal(adapter.predict(x).p_value, decided)
+
+
+def test_images_of_several_sizes():
+    adapter = opentta.adapt(tiny_vit(dynamic_img_size=True), "tent")
+    with pytest.raises(CalibrationError, match="of one size"):
+        adapter.calibrate([torch.rand(10, 3, 32, 32), torch.rand(10, 3, 64, 64)])
+
+
+def test_set_aside_images_are_scored_again_as_the_weights_move():
+    adapter = adapter_of(lr=1e-2)
+    adapter.calibrate(KNOWN, rate=0.1)
+    first = adapter.serving.calibration.scores.clone()
+    run(adapter, batches(60))
+    scores = adapter.serving.calibration.scores
+    now = adapter.predict(KNOWN).ood_score
+    # 360 images pay for more than three rounds; the last scores are a few steps old
+    assert 0 <= adapter.health().score_age < 20
+    assert (scores - now).abs().mean() < 0.5 * (first - now).abs().mean()
+    adapter.reset()
+    assert torch.allclose(adapter.serving.calibration.scores, first, atol=1e-6)
+
+
+def test_a_frozen_model_is_not_scored_again():
+    adapter = adapter_of()
+    adapter.calibrate(KNOWN, rate=0.1)
+    adapter.freeze()
+    adapter.serving.calibration.scores += 1  # would be mended if they were
+    before = adapter.serving.calibration.scores.clone()
+    run(adapter, batches(20))
+    assert torch.equal(adapter.serving.calibration.scores, before)
+    assert adapter.health().score_age == 0
+
+
+@pytest.mark.parametrize("count", [19, 200, 1000])
+@pytest.mark.parametrize("call", [1, 32, 100])
+def test_scoring_again_costs_a_tenth_of_a_forward_and_comes_more_often_at_the_start(count, call):
+    calibration, forwards = Calibration(torch.zeros(count, 3, 1, 1), rate=0.05), []
+    calibration.score_all(lambda images: torch.zeros(len(images)), moves=0)
+
+    def score(images):
+        forwards[-1] += len(images)
+        return torch.zeros(len(images))
+
+    for step in range(20_000 // call):
+        forwards.append(0)
+        calibration.keep_up(score, images=call, moves=step + 1)
+    assert sum(forwards) <= 0.1 * 20_000
+    assert sum(forwards) > 0.05 * 20_000
+    tenth = len(forwards) // 10
+    assert sum(forwards[:tenth]) > 3 * sum(forwards[-tenth:])
+
+
+def test_what_is_allowed():
+    assert allowed(0) == 0
+    assert 0.09 < allowed(20_000) / 20_000 <= 0.1
+    assert allowed(10**6) / 10**6 == pytest.approx(0.05, rel=0.05)
+
+
+def test_a_state_takes_the_decisions_along():
+    one, other = adapter_of("steady"), adapter_of("steady")
+    one.calibrate(KNOWN, rate=0.1)
+    run(one, batches(12))
+    other.load_state_dict(one.state_dict())
+    for x in batches(12, seed=3):
+        a, b = one(x), other(x)
+        assert torch.equal(a.p_value, b.p_value) and torch.equal(a.rejected, b.rejected)
+    assert same(one.state_dict(), other.state_dict())
+
+
+def test_images_that_are_no_bytes_are_kept_as_they_are():
+    adapter = adapter_of()
+    adapter.calibrate(KNOWN)
+    assert torch.equal(adapter.serving.calibration.images, KNOWN)
+    levels = (KNOWN * 255).round() / 255
+    adapter.calibrate(levels)
+    assert adapter.serving.calibration.images.dtype == torch.uint8
+
+
+def test_a_method_without_its_source_data_says_so():
+    with pytest.raises(SourceDataError, match="fit_source"):
+        adapter_of("owttt").calibrate(KNOWN)
+
+
+# Without known images --------------------------------------------------------------------------
+
+
+def test_the_streams_own_cut_gives_rejections_and_no_p_values():
+    adapter = adapter_of("source")
+    adapter.calibrate(None)
+    out = adapter(batches(1)[0])
+    assert not out.rejected.any()  # too few to tell
+    with pytest.raises(DecisionError, match="no image that is surely known"):
+        _ = out.p_value
+    with pytest.raises(DecisionError, match=r"call adapter.calibrate\(known"):
+        _ = opentta.Prediction(out.logits, out.ood_score).p_value
+    before = weights(adapter)
+    window = adapter.serving.calibration.recent.values.clone()
+    adapter.predict(batches(1)[0])
+    assert same(before, weights(adapter))
+    assert torch.equal(adapter.serving.calibration.recent.values.nan_to_num(), window.nan_to_num())
+    other = adapter_of("source")
+    other.load_state_dict(adapter.state_dict())
+    assert isinstance(other.serving.calibration, StreamThreshold)
+    assert same(other.state_dict(), adapter.state_dict())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.16, 0.4])
+def test_a_cut_between_two_groups(share):
+    dice, size = torch.Generator().manual_seed(2), 640
+    known = torch.randn(int(size * (1 - share)), generator=dice)
+    unknown = 1.5 * torch.randn(int(size * share), generator=dice) + 7
+    cut = two_group_cut(torch.cat([known, unknown]))
+    assert (known > cut).float().mean() < 0.02
+    assert (unknown > cut).float().mean() > 0.9
+
+
+def test_no_cut_where_one_group_explains_all_and_before_there_is_enough():
+    dice = torch.Generator().manual_seed(3)
+    cuts = [float(two_group_cut(torch.randn(640, generator=dice))) for _ in range(20)]
+    assert cuts == [float("inf")] * 20
+    two = torch.cat([torch.zeros(ENOUGH // 2), torch.ones(ENOUGH // 2 - 1)])
+    assert two_group_cut(two) == float("inf")
+    assert two_group_cut(torch.full((640,), torch.nan)) == float("inf")
+    assert two_group_cut(torch.ones(640)) == float("inf")
+
+
+def test_an_infinite_score_of_a_bad_image_moves_no_cut():
+    dice = torch.Generator().manual_seed(4)
+    values = torch.cat([torch.randn(300, generator=dice), torch.randn(60, generator=dice) + 8])
+    with_bad = torch.cat([values, torch.tensor([torch.inf, torch.nan])])
+    assert two_group_cut(with_bad) == two_group_cut(values)
