@@ -36,4 +36,6 @@ KNOBS = {
     "known_quantile": ({}, 0.5, 0.2),
     "known_weight": ({}, 1.0, 0.0),
     "window": ({}, 640, 9),
+    "ladder_share": ({"window": 30}, "fixed", "agreement"),
+    "familiar": ({}, "off", "rank"),
 }

@@ -1,6 +1,7 @@
 """Steady: its whole step against one written a second time, and each rule by itself."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -42,10 +43,6 @@ def h_of(logits):
     return -(p * p.log()).sum(1)
 
 
-def weighted(h):
-    return (torch.softmax(-h, 0).detach() * h).sum()
-
-
 class Reference:
     """The default step with boolean indexing, torch.optim and lists: written a second time."""
 
@@ -69,7 +66,7 @@ class Reference:
             [{"params": psi, "lr": c.lr_psi}, {"params": hln, "lr": c.lr_ladder}],
             momentum=c.momentum,
         )
-        self.past = []  # energies, as floats
+        self.past, self.past_ladder = [], []  # energies, as floats
         self.counts = [0.0] * b.classes
         self.mass, self.others = [0.0] * b.classes, [0.0] * b.classes
         self.seen = self.entropies = 0.0
@@ -124,10 +121,19 @@ class Reference:
         lean = self.lean()
         return trace.logits, ood, trace.logits - lean, ood - lean, features
 
-    def loss(self, h, ood, reliable, unknown, known, weight):
+    def trust(self):
+        """1 where the heads' energies go together, 0 where they do not."""
+        if self.c.ladder_share == "fixed" or len(self.past) < 0.2 * self.c.window:
+            return 1.0
+        r = statistics.correlation(self.past, self.past_ladder)
+        return min(max((r - 0.65) / 0.2, 0.0), 1.0)
+
+    def loss(self, h, ood, reliable, unknown, known, weight, familiar):
         c, loss = self.c, h.sum() * 0
         if reliable.any():
-            loss = loss + weighted(h[reliable]) * int(reliable.sum()) / len(h)
+            w = (-h.detach()).exp()[reliable] * familiar[reliable]
+            mean = (w * h[reliable]).sum() / w.sum() if w.sum() else 0.0
+            loss = loss + mean * int(reliable.sum()) / len(h)
         if unknown.any():
             doubt = h_of(ood / c.temperature)
             loss = loss - weight * doubt[unknown].mean()
@@ -142,9 +148,15 @@ class Reference:
             p.grad = None
         raw, raw_ood, logits, ood, features = self.forward(images)
         h, token = h_of(logits), self.energies(raw)
-        score = c.alpha * token + (1 - c.alpha) * self.energies(raw_ood)
+        ladder = self.energies(raw_ood)
+        share = (1 - c.alpha) * self.trust()
+        score = (1 - share) * token + share * ladder
         self.past = (self.past + token.tolist())[-c.window :]
+        self.past_ladder = (self.past_ladder + ladder.tolist())[-c.window :]
         stream = torch.tensor(self.past)
+        familiar = torch.ones(len(h))
+        if c.familiar == "rank":
+            familiar = torch.tensor([(stream > e).float().mean().item() for e in token])
         reliable = h < limit
         unknown = token > torch.quantile(stream, c.ood_quantile)
         known = token < torch.quantile(stream, c.known_quantile)
@@ -152,7 +164,7 @@ class Reference:
         count = features[0].shape[1]
         sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
         sim = torch.stack([(s.sum((1, 2)) - count) / (count * (count - 1)) for s in sims]).mean()
-        loss = self.loss(h, ood, reliable, unknown, known, c.lambda1)
+        loss = self.loss(h, ood, reliable, unknown, known, c.lambda1, familiar)
         used = bool((reliable | unknown).any())
         (loss - c.mu * used * sim).backward()
         if used:
@@ -168,7 +180,7 @@ class Reference:
         _, _, logits2, ood2, _ = self.forward(images)
         h2 = h_of(logits2)
         still = reliable & (h2 < limit)
-        self.loss(h2, ood2, still, unknown, known, c.lambda2).backward()
+        self.loss(h2, ood2, still, unknown, known, c.lambda2, familiar).backward()
         with torch.no_grad():
             for p, value in zip(self.norms, saved, strict=True):
                 p.copy_(value)
@@ -185,8 +197,17 @@ class Reference:
         {"window": 9, "lambda2": 0.5},
         {"window": 9, "margin": 0.0},
         {"balance": 0.5, "balance_start": 0.4, "score_balance": 0.5},
+        {"window": 20, "ladder_share": "agreement"},
+        {"familiar": "rank"},
     ],
-    ids=["default", "small window, strong second pass", "none reliable", "half the balance"],
+    ids=[
+        "default",
+        "small window, strong second pass",
+        "none reliable",
+        "half the balance",
+        "a ladder that must agree",
+        "weights by rank",
+    ],
 )
 def test_a_default_step_is_what_the_fields_say(changes, model):
     """Counts and window reach over batches, so there are four; a small window drops values."""
@@ -361,3 +382,22 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
 def test_no_sample_can_be_known_and_unknown():
     with pytest.raises(ConfigError, match="known_quantile: expected at most ood_quantile"):
         SteadyConfig(ood_quantile=0.2, known_quantile=0.9)
+
+
+# A ladder that must agree ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("noise", "trust"), [(0.0, 1.0), (5.0, 0.0)])
+def test_a_ladder_that_does_not_go_with_the_class_token_has_no_share(noise, trust, model):
+    adapter = make(model, **{**LIVELY, "ladder_share": "agreement", "window": 100})
+    assert adapter._trust() == 1.0  # nothing is known yet
+    run(adapter, batches(4))  # the ladder is no longer the class token's equal
+    dice = torch.Generator().manual_seed(0)
+    adapter.state.recent.values[-50:] = torch.randn(50, generator=dice)
+    ladder = adapter.state.recent.values[-50:] + noise * torch.randn(50, generator=dice)
+    adapter.state.recent_ladder.values[-50:] = ladder
+    assert float(adapter._trust()) == pytest.approx(trust, abs=1e-5)
+    out = adapter.predict(batches(1)[0])
+    sweep = out.details["ood_score_by_alpha"]  # the class token's share from 0 to 1
+    assert torch.allclose(sweep[:, 3], out.ood_score, atol=1e-5)
+    assert torch.allclose(sweep[:, -1], sweep[:, 0], atol=1e-4) == (trust == 0)

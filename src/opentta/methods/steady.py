@@ -18,7 +18,7 @@ Two forwards, two backwards per batch.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,6 +49,9 @@ from opentta.parts.sam import perturbed
 from opentta.parts.two_heads import ALPHA_GRID, PAPER_BIBTEX, Pass, TwoHeads, rates_for_width
 from opentta.registry import register
 from opentta.types import Prediction
+
+DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
+ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ class SteadyConfig:
     known_quantile: Share = 0.5  # known: an energy below this one
     known_weight: Weight = 1.0  # weight of the known samples in the OOD loss
     window: Count = 640  # samples behind the quantiles
+    # Candidates, measured in docs/decisions/streams.md; off until whole grids were run with them
+    ladder_share: Literal["fixed", "agreement"] = field(default="fixed", metadata={"added": True})
+    familiar: Literal["off", "rank"] = field(default="off", metadata={"added": True})
 
     def __post_init__(self) -> None:
         """A sample cannot be known and unknown."""
@@ -103,6 +109,7 @@ class SteadyState:
     lean: Lean  # what the network itself leans to
     counts: ClassCounts  # of predictions, for the score
     recent: Recent  # energies behind the stream's own thresholds
+    recent_ladder: Recent  # the ladder's energies of the same samples; empty where not needed
 
 
 @dataclass(frozen=True)
@@ -173,6 +180,7 @@ class Steady(Adapter):
             Lean(b.classes, c.balance_average, b.device),
             ClassCounts(b.classes, c.balance_average, b.device),
             Recent(c.window, b.device),
+            Recent(c.window if c.ladder_share == "agreement" else 0, b.device),
         )
 
     def step(self, images: Tensor) -> Prediction:
@@ -187,7 +195,9 @@ class Steady(Adapter):
         reliable = (one.h < threshold) & self.valid
         unknown, known = self._judge(one)
         used = (reliable | unknown).any()
-        loss = self._entropy_loss(one, reliable) + c.lambda1 * self._ood_loss(one, unknown, known)
+        familiar = self._familiar(one)
+        loss = self._entropy_loss(one, reliable, familiar)
+        loss = loss + c.lambda1 * self._ood_loss(one, unknown, known)
         loss = loss - c.mu * (used * 1.0) * one.raw.similarity
         grads = self.gradients(loss, [*norms, *modules])
         after = len(norms) + len(state.affine_sgd.params)
@@ -197,7 +207,8 @@ class Steady(Adapter):
         with perturbed(norms, grads[: len(norms)], c.rho):
             two = self._look(images)
             still = reliable & (two.h < threshold)
-            loss = self._entropy_loss(two, still) + c.lambda2 * self._ood_loss(two, unknown, known)
+            loss = self._entropy_loss(two, still, familiar)
+            loss = loss + c.lambda2 * self._ood_loss(two, unknown, known)
             grads = self.gradients(loss, norms)
         self.update(state.model_sgd, grads, where=(still | unknown).any())
         p = wide(one.raw.logits).softmax(dim=1)
@@ -240,9 +251,19 @@ class Steady(Adapter):
         logits = (raw.logits - lean).to(raw.logits)
         return Look(raw, logits, (raw.ood_logits - lean).to(logits), entropy(logits))
 
-    def _entropy_loss(self, seen: Look, mask: Tensor) -> Tensor:
-        """Self-weighted entropy times the share of masked samples."""
-        return self_weighted_entropy(seen.h, mask, detach=True) * mask.float().mean()
+    def _entropy_loss(self, seen: Look, mask: Tensor, familiar: Tensor) -> Tensor:
+        """Entropy weighted by itself and by ``familiar``, times the share of masked samples."""
+        weighted = self_weighted_entropy(seen.h, mask * familiar, detach=True)
+        return weighted * mask.float().mean()
+
+    def _familiar(self, seen: Look) -> Tensor:
+        """The share of recent samples whose energy is higher, if asked for; else 1: (B,)."""
+        values = self._energy(seen.raw.logits).float()
+        if self.config.familiar == "off":
+            return torch.ones_like(values)
+        recent = self.state.recent.values
+        higher = (recent > values[:, None]).sum(dim=1)  # NaN, an empty place, is never higher
+        return higher / (~recent.isnan()).sum().clamp_min(1)
 
     def _energy(self, logits: Tensor) -> Tensor:
         """Tempered energy of raw logits with the counts taken off: (B, C) -> (B,).
@@ -258,7 +279,11 @@ class Steady(Adapter):
         c, recent = self.config, self.state.recent
         on = self.valid & (c.ladder != "off")
         values = self._energy(seen.raw.logits).float()
-        recent.push(values, where=on & values.isfinite().all())
+        sane = self.valid & values.isfinite().all()
+        if c.ladder != "off" or c.familiar != "off":
+            recent.push(values, where=sane)
+        if c.ladder_share == "agreement":
+            self.state.recent_ladder.push(self._energy(seen.raw.ood_logits), where=sane)
         unknown = values > recent.quantile(c.ood_quantile)
         return unknown & on, (values < recent.quantile(c.known_quantile)) & on
 
@@ -270,9 +295,30 @@ class Steady(Adapter):
             loss = loss + self.config.known_weight * masked_mean(h, known) * unknown.any()
         return loss
 
+    def _trust(self) -> Tensor | float:
+        """How much of the ladder's share it gets: less where the two heads disagree on samples.
+
+        Under a strong shift the ladder may learn to tell clean from corrupted, which the class
+        token does not confirm: the correlation of their energies then is 0.3 to 0.6, else above
+        0.8.
+        """
+        if self.config.ladder_share == "fixed":
+            return 1.0
+        pair = torch.stack([self.state.recent.values, self.state.recent_ladder.values])
+        there = ~pair.isnan().any(dim=0)  # (window,)
+        count = there.sum()
+        pair = torch.where(there, pair, 0.0)
+        pair = torch.where(there, pair - pair.sum(dim=1, keepdim=True) / count.clamp_min(1), 0.0)
+        spread = pair.square().sum(dim=1).prod().sqrt()
+        correlation = pair.prod(dim=0).sum() / spread.clamp_min(1e-12)
+        trust = ((correlation - DISTRUSTED) / (TRUSTED - DISTRUSTED)).clamp(0, 1)
+        return torch.where(count >= ENOUGH * len(there), trust, 1.0)
+
     def _prediction(self, seen: Look) -> Prediction:
         token, ladder = self._energy(seen.raw.logits), self._energy(seen.raw.ood_logits)
-        alpha = self.config.alpha
-        by_alpha = token[:, None] * self._alphas + ladder[:, None] * (1 - self._alphas)  # (B, 11)
+        distrust = 1 - self._trust()
+        alpha = self.config.alpha + distrust * (1 - self.config.alpha)  # share of the class token
+        alphas = self._alphas + distrust * (1 - self._alphas)
+        by_alpha = token[:, None] * alphas + ladder[:, None] * (1 - alphas)  # (B, 11)
         score = alpha * token + (1 - alpha) * ladder
         return Prediction(seen.logits.detach(), score, {"ood_score_by_alpha": by_alpha})
