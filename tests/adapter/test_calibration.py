@@ -182,6 +182,47 @@ def test_a_method_without_its_source_data_says_so():
         adapter_of("owttt").calibrate(KNOWN)
 
 
+def followed(scores, known):
+    """A calibration that follows, after a stream of ``scores``."""
+    calibration = Calibration(torch.zeros(len(known), 3, 1, 1), rate=0.05, follow=True)
+    calibration.scores.copy_(known)
+    for part in scores.split(32):
+        calibration.push(part)
+    return calibration
+
+
+@pytest.mark.parametrize("unknown", [0, 120, 240])
+@pytest.mark.parametrize("moved", [0.0, 2.0])
+def test_what_follows_a_shift_and_not_the_unknown_images(unknown, moved):
+    dice = torch.Generator().manual_seed(1)
+    known, stream = torch.randn(200, generator=dice), torch.randn(640, generator=dice) + moved
+    stream[:unknown] = 6 + moved + torch.randn(unknown, generator=dice)
+    stream = stream[torch.randperm(640, generator=dice)]
+    calibration = followed(stream, known)
+    plain = (stream.sort().values[159] + stream.sort().values[160]) / 2  # between ranks 159.75
+    assert float(calibration.shift()) == pytest.approx(
+        max(0.0, float(plain - known.double().median())), abs=0.02
+    )
+    if not moved:
+        assert calibration.shift() == 0  # then p-values are the plain ones
+    else:
+        rejected = calibration.decide(moved + torch.randn(4000, generator=dice)).rejected
+        assert rejected.float().mean() < 0.2  # 64 % without following
+
+
+def test_following_waits_for_enough_scores_and_travels_with_the_state():
+    known = torch.linspace(-1, 1, 200)
+    assert followed(torch.full((ENOUGH - 1,), 9.0), known).shift() == 0
+    assert followed(torch.full((ENOUGH,), 9.0), known).shift() > 8
+    one, other = adapter_of(), adapter_of()
+    one.calibrate(KNOWN, rate=0.1, follow=True)
+    run(one, batches(12))
+    other.load_state_dict(one.state_dict())
+    assert same(one.state_dict(), other.state_dict())
+    x = batches(1, seed=3)[0]
+    assert torch.equal(one(x).p_value, other(x).p_value)
+
+
 # Without known images --------------------------------------------------------------------------
 
 

@@ -192,15 +192,20 @@ class Adapter(Method):
 
     @final
     @in_turn
-    def calibrate(self, known: Iterable[Any] | Tensor | None, rate: float = 0.05) -> None:
+    def calibrate(
+        self, known: Iterable[Any] | Tensor | None, rate: float = 0.05, *, follow: bool = False
+    ) -> None:
         """Decide from now on which images are rejected, losing a share ``rate`` of known ones.
 
         ``known``: images of known classes that are set aside for this, at least 1 / rate - 1 of
         them, best 200 or more, not used for anything else: a tensor (N, 3, H, W) in [0, 1], or a
         loader of batches, alone or with labels. From then on predictions have ``p_value`` and
         ``rejected``; of known images like these a share of about ``rate`` is rejected. Of known
-        images that are blurred, noisy or otherwise unlike them it is more (docs/decisions.md).
-        The set-aside images are scored again as the weights move.
+        images that are blurred, noisy or otherwise unlike them it is more (docs/rejecting.md).
+        The set-aside images are scored again as the weights move. ``follow``: also take off the
+        part of the shift between the stream's scores and theirs that cannot come from unknown
+        images, if at most half of the latest 640 are: fewer known images are then lost under a
+        corruption, and fewer unknown ones found.
 
         None: no known images. ``rejected`` then comes from the stream's own scores, cut into two
         groups, at most half of them above the cut. No rate is promised: a cut may be found also
@@ -226,7 +231,7 @@ class Adapter(Method):
             raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
         Calibration.check(rate, sum(map(len, images)))
         with torch.inference_mode(False), torch.no_grad(), self._precision():
-            calibration = Calibration(packed(torch.cat(images)), float(rate))
+            calibration = Calibration(packed(torch.cat(images)), float(rate), follow=follow)
             calibration.score_all(self._score, moves=self.serving.moves)
         self.serving.calibrated(calibration)
 

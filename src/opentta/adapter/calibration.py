@@ -47,8 +47,9 @@ class Calibration:
         tensor([False,  True])
     """
 
-    def __init__(self, images: Tensor, rate: float) -> None:
+    def __init__(self, images: Tensor, rate: float, *, follow: bool = False) -> None:
         self.rate = rate
+        self.recent = Recent(WINDOW, images.device) if follow else None
         self.images = images  # (n, 3, H, W), packed
         self.scores = torch.full(
             (len(images),), torch.nan, dtype=torch.float64, device=images.device
@@ -76,9 +77,28 @@ class Calibration:
     def decide(self, scores: Tensor, *, by: Tensor | None = None) -> Decision:
         """p-values of ``scores`` (B,) and what they mean; ``by`` other scores of the set-aside."""
         known = (self.scores if by is None else by).sort().values
-        higher = len(known) - torch.searchsorted(known, scores.detach().to(known))  # ties count
+        scores = scores.detach().to(known) - (self.shift() if by is None else 0.0)
+        higher = len(known) - torch.searchsorted(known, scores)  # ties count
         p = (1 + higher) / (len(known) + 1)
         return Decision(p <= self.rate * (1 + 1e-6), p)  # 1 / 20 is 0.05, also in float32
+
+    def push(self, scores: Tensor) -> None:
+        """Take the ``scores`` (B,) of a call into the window that the shift is read from."""
+        if self.recent is not None:
+            self.recent.push(scores, where=torch.ones((), dtype=torch.bool, device=scores.device))
+
+    def shift(self) -> Tensor | float:
+        """How far the stream's known images score above the set-aside ones, at least: () or 0.
+
+        Were half of the latest scores of unknown images, all at the top, then a quarter of all
+        would be half of the known ones. What the quarter lies above the set-aside median is a
+        shift that unknown images do not explain.
+        """
+        if self.recent is None:
+            return 0.0
+        there = (~self.recent.values.isnan()).sum() >= ENOUGH
+        beyond = self.recent.quantile(0.25).to(self.scores) - self.scores.median()
+        return torch.where(there, beyond.clamp_min(0), 0.0)
 
     def score_all(self, score: Score, *, moves: int) -> None:
         """Score every image now; ``moves`` says which version of the weights this is."""
@@ -112,13 +132,16 @@ class Calibration:
         self.images, self.scores = self.images.to(device), self.scores.to(device)
         if self.source_scores is not None:
             self.source_scores = self.source_scores.to(device)
+        if self.recent is not None:
+            self.recent.values = self.recent.values.to(device)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a saved state holds."""
         spent = torch.tensor([self.seen, self.spent])
         rate = torch.tensor(self.rate, dtype=torch.float64)
         values = {"images": self.images, "scores": self.scores, "moves": self.moves}
-        return values | {"spent": spent, "rate": rate}
+        window = {} if self.recent is None else {"window": self.recent.values}
+        return values | window | {"spent": spent, "rate": rate}
 
 
 class StreamThreshold:
@@ -201,7 +224,11 @@ def restored(values: Mapping[str, Tensor], device: torch.device) -> Calibration 
             threshold.recent.values.copy_(values["window"])
             return threshold
         images, scores, moves = (values[name] for name in ("images", "scores", "moves"))
-        calibration = Calibration(images.to(device, copy=True), float(values["rate"]))
+        calibration = Calibration(
+            images.to(device, copy=True), float(values["rate"]), follow="window" in values
+        )
+        if calibration.recent is not None:
+            calibration.recent.values.copy_(values["window"])
         Calibration.check(calibration.rate, len(images))
         calibration.scores.copy_(scores)
         calibration.moves.copy_(moves)

@@ -56,9 +56,8 @@ class Serving:
 
     def noted(self, out: Prediction, images: Tensor) -> Prediction:
         """The answer to a call with its decision and its tickets; the images are kept."""
-        if isinstance(self.calibration, StreamThreshold):
-            self.calibration.push(out.ood_score)
         if self.calibration is not None:
+            self.calibration.push(out.ood_score)
             out = replace(out, decision=self.calibration.decide(out.ood_score))
             self.rejected += out.rejected.sum()
             self.decided += len(images)
