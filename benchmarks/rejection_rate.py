@@ -66,7 +66,8 @@ def draw(seed: int, asked: Asked) -> list[float]:
     """Shares of rejected known images: of the whole stream, and of its thirds."""
     torch.set_num_threads(1)
     weights = asked.root / "imagenet-mini" / WEIGHTS
-    model = timm.create_model(MODEL, img_size=asked.size, checkpoint_path=str(weights)).eval()
+    model = timm.create_model(MODEL, checkpoint_path=str(weights)).eval()
+    model.set_input_size(img_size=asked.size)
     order = np.random.default_rng(seed).permutation(len(files(asked.root)))
     chosen = [files(asked.root)[i] for i in order[: SET_ASIDE + asked.known]]
     adapter = opentta.adapt(model.to(asked.device), seed=seed, keep=0)

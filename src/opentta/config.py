@@ -38,6 +38,7 @@ Margin = Annotated[float, Range("a number of at least 0")]
 Positive = Annotated[float, Range("a finite number above 0", above=True, below=True)]
 Share = Annotated[float, Range("a share from 0 to 1", high=1.0)]
 Momentum = Annotated[float, Range("a momentum in [0, 1)", high=1.0, below=True)]
+Budget = Annotated[float, Range("at least 1 forward per image, as answers cost one", low=1.0)]
 Count = Annotated[int, Range("a whole number of at least 1", low=1)]
 Natural = Annotated[int, Range("a whole number of at least 0")]
 
@@ -60,14 +61,22 @@ class Policy:
     ``group``: a call answers at once, and adaptation steps on groups of so many samples, however
     they came; 0: every call is a step, as papers have it. ``guard``: the source model looks at a
     third of the samples, and the adapted one is taken back when it has lost what the source is
-    sure of.
+    sure of. ``every``: learn from every so many groups. ``budget``: learn as often as so many
+    forwards per image pay for, answers and guard included; None: from every group.
     """
 
     group: Natural = 0
     guard: bool = False
+    every: Count = 1
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
-        """A third of one or two samples is none."""
+        """Two ways to save exclude each other; a third of one or two samples is none."""
+        if self.every > 1 and self.budget is not None:
+            raise ConfigError(
+                f"policy.budget: expected either every or budget, got every={self.every} and "
+                f"budget={self.budget}; leave one of them out"
+            )
         if self.guard and self.group in (1, 2):
             raise ConfigError(
                 f"policy.guard: expected groups of at least 3 samples, as the guard looks at a "

@@ -157,12 +157,19 @@ def test_a_state_of_another_policy_is_refused():
         make(group=GROUP).load_state_dict(state)
 
 
-def test_a_state_from_before_policies_is_of_none():
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [
+        ('"policy": {"budget": null, "every": 1, "group": 0, "guard": false}, ', ""),
+        ('"budget": null, "every": 1, ', ""),
+    ],
+)
+def test_a_state_from_before_policies_is_of_none(now, then):
     adapter = Maker("tent")()
     adapter(batches(1)[0])
     state = adapter.state_dict()
     words = bytes(state["identity"].tolist()).decode()
-    old = words.replace('"policy": {"group": 0, "guard": false}, ', "")
+    old = words.replace(now, then)
     assert old != words
     state["identity"] = torch.frombuffer(bytearray(old.encode()), dtype=torch.uint8)
     Maker("tent")().load_state_dict(state)

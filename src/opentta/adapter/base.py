@@ -96,11 +96,14 @@ class Adapter(Method):
         if not self._screens:
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
+        spending = self.serving.spending
+        spending.images += len(images)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             if self.buffer is not None:
                 out = gathered(self, images, self.buffer)
             else:
-                out = self._stepped(images) if self.serving.learns else self._served(images)
+                learn = self.serving.learns and spending.due(images)
+                out = self._stepped(images) if learn else self._served(images)
             out = self.serving.noted(out, images)
             self.serving.keep_up(self._score, len(images))
         return self._named(out)
@@ -318,6 +321,7 @@ class Adapter(Method):
             labels=serving.labels,
             evidence=serving.evidence.worse,
             reverse_evidence=serving.evidence.better,
+            forwards_per_image=serving.spending.spent / max(serving.spending.images, 1),
             seconds_per_step=self._clock.seconds(),
             is_frozen=self.is_frozen,
             is_paused=self.is_paused,

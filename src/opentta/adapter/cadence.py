@@ -15,7 +15,8 @@ def gathered(adapter: Any, images: Tensor, buffer: Buffer) -> Prediction:
     """One call, cut at the boundaries of groups.
 
     A whole group that came in one call is answered by its own first pass; other samples are
-    answered as they come and wait in the buffer. Bad images are answered and never enter it.
+    answered as they come and wait in the buffer. Bad images are answered and never enter it. A
+    whole group that is not learned from, by ``every`` or ``budget``, is answered and left.
     """
     answers: list[Prediction] = []
     steps: list[Prediction] = []
@@ -31,17 +32,21 @@ def gathered(adapter: Any, images: Tensor, buffer: Buffer) -> Prediction:
     to_answer = not answers
     if buffer.size not in (None, images.shape[2:]):  # a group has one size of image
         steps.append(adapter._stepped(buffer.take()))
+    due = adapter.serving.spending.due
     while len(rest):
         room = buffer.group - len(buffer)
         piece, rest = rest[:room], rest[room:]
-        if len(piece) == buffer.group:
+        if len(piece) == buffer.group and due(piece):
             steps.append(adapter._stepped(piece))
             answers += steps[-1:] if to_answer else []
             continue
         answers += [adapter._served(piece)] if to_answer else []
+        if len(piece) == buffer.group:
+            continue
         buffer.push(piece)
         if len(buffer) == buffer.group:
-            steps.append(adapter._stepped(buffer.take()))
+            group = buffer.take()
+            steps += [adapter._stepped(group)] if due(group) else []
     return joined(answers, steps, sweep=adapter.score_sweep is not None)
 
 

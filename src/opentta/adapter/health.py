@@ -37,6 +37,7 @@ class Health:
     labels: int  # labels that ``feedback`` was given
     evidence: float  # from labels, that the source is better: an alarm at 1 / alpha
     reverse_evidence: float  # that the adapted model is better
+    forwards_per_image: float  # answers, steps and guard, counted; set-aside images are not
     seconds_per_step: float | None  # of the latest steps; None before the first
     is_frozen: bool  # by ``freeze``
     is_paused: bool  # by an alarm

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -26,6 +27,7 @@ from opentta.adapter.kept import Kept
 from opentta.adapter.recording import Part, Replay, detached
 from opentta.adapter.serving import Serving
 from opentta.adapter.snapshot import Snapshot
+from opentta.adapter.spending import Spending
 from opentta.adapter.words import Told
 from opentta.config import Execution, Policy
 from opentta.errors import NothingToAdaptError, SourceDataError
@@ -45,6 +47,12 @@ Grid = Mapping[str, Sequence[Any]]
 """Field -> values; every combination is a point."""
 Stage = Sequence[Grid]
 """Points of a search that are compared with each other: of one grid, or of several side by side."""
+
+
+def forwards(method: "type[Method]", config: Any, policy: Policy, samples: int) -> float:
+    """What a step on ``samples`` is worth, the guard's look included."""
+    looked_at = len(range(samples)[LOOKED_AT]) if policy.guard else 0
+    return method.cost(config, samples) * samples + looked_at
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,8 @@ class Method(ABC):
         self._lock = threading.RLock()
         self._told = Told()
         self._begin()
-        self.serving = Serving(Kept(execution.keep), torch.zeros_like(self._faults))
+        spending = Spending(self.policy, partial(forwards, type(self), self.config, self.policy))
+        self.serving = Serving(Kept(execution.keep), spending, torch.zeros_like(self._faults))
 
     def _begin(self) -> None:
         """All that stands around the backbone, which is the source model now, where it lies."""
@@ -223,6 +232,7 @@ class Method(ABC):
 
     def _served(self, images: Tensor) -> Prediction:
         """Answered as ``predict`` would; bad images are screened as in a step."""
+        self.serving.spending.spent += len(images)
         with torch.no_grad():
             if self.execution.graph and not self.synchronises:
                 draws = self.generator.get_state()
@@ -235,6 +245,7 @@ class Method(ABC):
     def _stepped(self, images: Tensor) -> Prediction:
         """One step; with ``graph`` it is played back."""
         self.serving.moves += 1
+        self.serving.spending.spent += self.serving.spending.cost(len(images))
         with self._clock.timed():
             return self._timed_step(images)
 

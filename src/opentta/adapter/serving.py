@@ -11,6 +11,7 @@ from torch import Tensor
 from opentta.adapter.calibration import Calibration, Score, StreamThreshold, restored
 from opentta.adapter.evidence import Evidence
 from opentta.adapter.kept import Answered, Kept
+from opentta.adapter.spending import Spending
 from opentta.errors import StateError
 from opentta.types import UNKNOWN, Prediction
 
@@ -33,6 +34,7 @@ class Serving:
     """All of it; the weights and the method's state are elsewhere."""
 
     kept: Kept  # answers that wait for labels
+    spending: Spending  # forwards, and when to learn
     rejected: Tensor  # (), images, since ``calibrate``
     calibration: Calibration | StreamThreshold | None = None
     evidence: Evidence = field(default_factory=Evidence)
@@ -78,6 +80,7 @@ class Serving:
     def start_again(self) -> None:
         """As ``reset`` asks for: counts and evidence start again; flags, tickets, images stay."""
         self.samples = self.decided = self.labels = 0
+        self.spending.start_again()
         self.rejected.zero_()
         self.new_evidence()
 
@@ -122,24 +125,31 @@ class Serving:
             "numbers": torch.tensor([*numbers, self.kept.next, *astuple(self.evidence)]),
             "rejected": self.rejected.clone(),
         }
-        inner = {} if self.calibration is None else self.calibration.tensors()
-        return values | {f"calibration.{name}": t.clone() for name, t in inner.items()}
+        parts = {"spending": self.spending, "calibration": self.calibration}
+        for part, value in parts.items():
+            inner = {} if value is None else value.tensors()
+            values |= {f"{part}.{name}": t.clone() for name, t in inner.items()}
+        return values
 
     def restored(self, values: Mapping[str, Tensor]) -> Serving:
         """What ``tensors`` gave, with a place for as many images as here; nothing: a new one."""
         device = self.rejected.device
+        spending = Spending(self.spending.policy, self.spending.cost)
         if not values:
-            return Serving(Kept(self.kept.most), torch.zeros_like(self.rejected))
+            return Serving(Kept(self.kept.most), spending, torch.zeros_like(self.rejected))
         try:
             *numbers, ticket, source_only, adapted_only = values["numbers"].tolist()
             fields = dict(zip(NUMBERS, numbers, strict=True))
             rejected = values["rejected"].to(device, copy=True).reshape(())
         except (KeyError, RuntimeError, ValueError) as error:
             raise StateError(f"the saved counts do not fit: {error}") from None
-        prefix = "calibration."
-        inner = {n.removeprefix(prefix): t for n, t in values.items() if n.startswith(prefix)}
+        parts: dict[str, dict[str, Tensor]] = {"calibration.": {}, "spending.": {}}
+        for prefix, inner in parts.items():
+            inner |= {n.removeprefix(prefix): t for n, t in values.items() if n.startswith(prefix)}
+        spending.load(parts["spending."])
+        inner = parts["calibration."]
         calibration = restored(inner, device) if inner else None
         flags = {name: bool(fields.pop(name)) for name in ("is_frozen", "is_paused")}
         evidence = Evidence(source_only, adapted_only)
         kept = Kept(self.kept.most, first=ticket)
-        return Serving(kept, rejected, calibration, evidence, **fields, **flags)
+        return Serving(kept, spending, rejected, calibration, evidence, **fields, **flags)

@@ -90,7 +90,7 @@ class Snapshot:
             theirs = dict(json.loads(bytes(state["identity"].cpu().tolist()).decode()))
         except (TypeError, ValueError) as error:
             raise StateError(f"the saved state's identity cannot be read: {error}") from None
-        theirs.setdefault("policy", dataclasses.asdict(Policy()))  # states from before it
+        theirs["policy"] = dataclasses.asdict(Policy()) | theirs.get("policy", {})  # older states
         counts = {n: t for n, t in self.initial.items() if n.startswith("tally.")}
         state = {**counts, **state}  # likewise
         for key, ours in self._identity(adapter).items():

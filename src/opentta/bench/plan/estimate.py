@@ -66,7 +66,9 @@ def forwards(cell: Cell) -> float:
     cls, policy, size = registry.method(cell.method), cell.whole_policy, cell.stream.batch_size
     step = float(cls.cost(cls.Config(**cell.config), policy.group or size))
     apart = 1.0 if policy.group and size % policy.group else 0.0  # answered before it is learned
-    return step + apart + GUARD_COST * policy.guard
+    learned = step + apart + GUARD_COST * policy.guard
+    saved = learned / policy.every + (1 - 1 / policy.every)  # other groups are answered alone
+    return min(saved, policy.budget or saved)
 
 
 def estimate(
