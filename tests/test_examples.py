@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import opentta
 from opentta.testing import check_method
@@ -39,7 +40,7 @@ def code_blocks(page):
 
 
 def test_readme_runs_as_printed(monkeypatch, tmp_path):
-    """Both quick starts, word for word; only the download of weights is cut off."""
+    """The quick starts, word for word; only the download of weights is cut off."""
     import timm
 
     real = timm.create_model
@@ -53,9 +54,11 @@ def test_readme_runs_as_printed(monkeypatch, tmp_path):
     blocks = code_blocks(ROOT / "README.md")
     assert len(blocks) >= 2
     stream = [torch.rand(2, 3, 32, 32) for _ in range(2)]
+    given = {"stream": stream, "images": stream[0], "known": torch.rand(20, 3, 32, 32)}
+    Image.new("RGB", (50, 40)).save("photo.jpg")
     for block in blocks:
         before = set(opentta.methods())
-        exec(compile(block, "README.md", "exec"), {"stream": stream, "images": stream[0]})
+        exec(compile(block, "README.md", "exec"), dict(given))
         for name in set(opentta.methods()) - before:
             opentta.unregister(name)
 
