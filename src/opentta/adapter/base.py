@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, final
 import torch
 from torch import Tensor
 
-from opentta.adapter.buffer import packed
 from opentta.adapter.cadence import gathered
 from opentta.adapter.calibration import Calibration, StreamThreshold
 from opentta.adapter.health import Health
@@ -38,6 +37,7 @@ from opentta.errors import (
     ImageValueError,
     SourceDataError,
 )
+from opentta.parts.pixels import packed
 from opentta.types import UNKNOWN, Prediction
 
 Given = ParamSpec("Given")
