@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "adapter.adapt": ["adapt"],
         "adapter.base": ["Adapter"],
+        "adapter.files": ["load", "save"],
         "datasets.corruptions": ["corrupt"],
         "registry": ["register", "unregister"],
         "types": ["UNKNOWN", "Batch", "Prediction"],

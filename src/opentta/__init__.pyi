@@ -1,5 +1,7 @@
 from .adapter.adapt import adapt as adapt
 from .adapter.base import Adapter as Adapter
+from .adapter.files import load as load
+from .adapter.files import save as save
 from .datasets.corruptions import corrupt as corrupt
 from .registry import methods as methods
 from .registry import register as register

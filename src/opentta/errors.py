@@ -49,7 +49,11 @@ class ConfigError(OpenttaError, ValueError):
 
 
 class StateError(OpenttaError, ValueError):
-    """A saved state that belongs to another method, config or backbone."""
+    """A saved state that is damaged, or of another method, config or backbone."""
+
+
+class StateFileError(StateError, OSError):
+    """A state file that the system cannot read or write; what it said is the cause."""
 
 
 class DecisionError(OpenttaError, RuntimeError):

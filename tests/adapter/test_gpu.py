@@ -207,6 +207,28 @@ def test_reset_and_resume_with_recordings(batch, repeatable):
     assert all(torch.equal(a, adapter(batch).logits) for a in first)
 
 
+def test_state_files_go_between_devices(batch, repeatable, tmp_path):
+    path, fields = tmp_path / "state", {"augment_below": 0.0}
+    adapter = build("cotta", **fields)
+    for _ in range(3):
+        adapter(batch)
+    opentta.save(adapter, path)
+    on_gpu = opentta.load(path, tiny_vit(), device="cuda")
+    recorded = opentta.load(path, tiny_vit(), device="cuda", graph=True)
+    with pytest.warns(UserWarning, match="saved on cuda and is loaded on cpu"):
+        on_cpu = opentta.load(path, tiny_vit())
+    assert {n: t.cpu().tolist() for n, t in _without_generator(adapter).items()} == {
+        n: t.tolist() for n, t in _without_generator(on_cpu).items()
+    }
+    for _ in range(6):
+        logits = adapter(batch).logits
+        assert torch.equal(on_gpu(batch).logits, logits)
+        torch.testing.assert_close(recorded(batch).logits, logits)
+    opentta.save(on_cpu, path)
+    with pytest.warns(UserWarning, match="saved on cpu and is loaded on cuda"):
+        assert opentta.load(path, tiny_vit().cuda())(batch).logits.isfinite().all()
+
+
 def test_a_step_that_reads_back_is_told_apart(batch):
     class Reader(opentta.Adapter):
         name = "reader"

@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, final
 import torch
 from torch import Tensor
 
-from opentta.adapter.buffer import packed
 from opentta.adapter.cadence import gathered
 from opentta.adapter.calibration import Calibration, StreamThreshold
 from opentta.adapter.health import Health
@@ -38,6 +37,7 @@ from opentta.errors import (
     ImageValueError,
     SourceDataError,
 )
+from opentta.parts.pixels import packed
 from opentta.types import UNKNOWN, Prediction
 
 Given = ParamSpec("Given")
@@ -173,10 +173,14 @@ class Adapter(Method):
 
     @final
     @in_turn
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit."""
+    def load_state_dict(self, state: Mapping[str, Tensor], *, reseed: bool = False) -> None:
+        """Go on from ``state_dict()`` of the same method, config and backbone, bit for bit.
+
+        A state of another kind of device is refused, as random numbers are other ones there. With
+        ``reseed`` it is taken, and random numbers start from the seed.
+        """
         with torch.inference_mode(False):
-            self._snapshot.load(self, state)
+            self._snapshot.load(self, state, reseed=reseed)
             self.serving.to(self.backbone.device)
             self._replay.forget()  # what was learned from source data is another tensor now
 

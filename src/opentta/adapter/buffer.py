@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from opentta.errors import StateError
+from opentta.parts.pixels import packed, unpacked
 
 
 class Buffer:
@@ -61,20 +62,3 @@ class Buffer:
                 f"size, got pieces of shapes {shapes}"
             )
         self._pieces = [piece.to(self.device, copy=True) for piece in pieces]
-
-
-def packed(images: Tensor) -> Tensor:
-    """Images as bytes where every pixel is k / 255, else a copy of them; reads back one flag."""
-    levels = in_bytes(images)
-    exact = images.dtype == torch.float32 and bool((unpacked(levels) == images).all())
-    return levels if exact else images.detach().clone()
-
-
-def in_bytes(images: Tensor) -> Tensor:
-    """Images in [0, 1] as the nearest k / 255, k in uint8."""
-    return (images.detach().float() * 255).round().to(torch.uint8)
-
-
-def unpacked(images: Tensor) -> Tensor:
-    """What ``packed`` or ``in_bytes`` was given."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images

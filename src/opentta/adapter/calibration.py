@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from opentta.adapter.buffer import unpacked
 from opentta.errors import CalibrationError, StateError
+from opentta.parts.pixels import unpacked
 from opentta.parts.recent import Recent
 from opentta.types import Decision
 

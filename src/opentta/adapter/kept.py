@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opentta.adapter.buffer import in_bytes, unpacked
 from opentta.errors import TicketError
+from opentta.parts.pixels import in_bytes, unpacked
 from opentta.types import UNKNOWN, Prediction
 
 

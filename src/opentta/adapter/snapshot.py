@@ -75,12 +75,15 @@ class Snapshot:
         flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
         flat.update({f"serving.{name}": t for name, t in adapter.serving.tensors().items()})
         flat["generator"] = adapter.generator.get_state()
-        words = json.dumps(self._identity(adapter), sort_keys=True).encode()
+        words = json.dumps(self.identity(adapter), sort_keys=True).encode()
         flat["identity"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         return flat
 
-    def load(self, adapter: Any, state: Mapping[str, Tensor]) -> None:
-        """Take a saved state, or say how it differs, changing nothing."""
+    def load(self, adapter: Any, state: Mapping[str, Tensor], *, reseed: bool = False) -> None:
+        """Take a saved state, or say how it differs, changing nothing.
+
+        ``reseed``: random numbers start from the seed, as the saved ones are of another device.
+        """
         if "identity" not in state or "generator" not in state:
             raise StateError(
                 "this is no adapter state: expected what adapter.state_dict() gave, got keys "
@@ -93,20 +96,20 @@ class Snapshot:
         theirs["policy"] = dataclasses.asdict(Policy()) | theirs.get("policy", {})  # older states
         counts = {n: t for n, t in self.initial.items() if n.startswith("tally.")}
         state = {**counts, **state}  # likewise
-        for key, ours in self._identity(adapter).items():
+        for key, ours in self.identity(adapter).items():
             if theirs.get(key) != ours:
                 raise StateError(
                     f"the saved state, of {theirs.get('method')}, has another {key}: "
                     f"{_difference(theirs.get(key), ours)}. "
                     "Build the adapter as it was when the state was saved"
                 )
-        self._check_tensors(adapter, state)
+        self.check(adapter, state)
         expected, came = (t.numel() for t in (adapter.generator.get_state(), state["generator"]))
-        if expected != came:
+        if expected != came and not reseed:
             raise StateError(
                 f"the saved generator has {came} bytes, that of {adapter.backbone.device} has "
                 f"{expected}: the state was saved on another kind of device, where random numbers "
-                "are other ones; load it into an adapter on that kind"
+                "are other ones; load it into an adapter on that kind, or with reseed=True"
             )
         prefix = "serving."
         serving = adapter.serving.restored(
@@ -120,7 +123,10 @@ class Snapshot:
             if n.startswith("source.")
         }
         adapter.source = source or adapter.source  # one saved before fit_source takes nothing away
-        adapter.generator.set_state(state["generator"].cpu())
+        if reseed:
+            adapter.generator.manual_seed(adapter._seed)
+        else:
+            adapter.generator.set_state(state["generator"].cpu())
 
     def take_back(self, adapter: Any, where: Tensor, *, keep: tuple[str, ...]) -> None:
         """As it started where ``where`` (a bool scalar) is true, but what begins with ``keep``."""
@@ -134,7 +140,8 @@ class Snapshot:
                 adapter, start | {n: t.detach().clone() for n, t in now.items() if n not in moving}
             )
 
-    def _check_tensors(self, adapter: Any, state: Mapping[str, Tensor]) -> None:
+    def check(self, adapter: Any, state: Mapping[str, Tensor]) -> None:
+        """Refuse tensors of other names, shapes or types, and numbers that are none."""
         varying = tuple(
             f"{n}." for n, value in _remembered(adapter).items() if hasattr(value, "load")
         )
@@ -158,11 +165,12 @@ class Snapshot:
             sparse = sparse or name == "serving.calibration.window"
             if there.is_floating_point() and not sparse and not bool(there.isfinite().all()):
                 raise StateError(
-                    f"the saved state is spoiled: {name} has NaN or infinite numbers; go on from "
+                    f"the state is spoiled: {name} has NaN or infinite numbers; go on from "
                     "an earlier one"
                 )
 
-    def _identity(self, adapter: Any) -> dict[str, Any]:
+    def identity(self, adapter: Any) -> dict[str, Any]:
+        """What an adapter must have in common with a state that it loads."""
         backbone = adapter.backbone
         index = backbone.class_index
         return {
@@ -189,13 +197,20 @@ class Snapshot:
     def _source_weights(self, adapter: Any) -> str:
         """A hash of the source weights; read once, they never change."""
         if self._weights is None:
-            digest = hashlib.blake2b(digest_size=16)
-            for name, tensor in sorted(adapter.backbone.model.state_dict().items()):
-                value = self.initial.get(f"model.{name}", tensor)
-                digest.update(name.encode())
-                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-            self._weights = digest.hexdigest()
+            weights = adapter.backbone.model.state_dict()
+            self._weights = hashed(
+                {name: self.initial.get(f"model.{name}", t) for name, t in weights.items()}
+            )
         return self._weights
+
+
+def hashed(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names and values, in 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _difference(theirs: Any, ours: Any) -> str:
