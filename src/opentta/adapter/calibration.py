@@ -18,7 +18,7 @@ from opentta.types import Decision
 
 CHUNK = 8  # set-aside images that are scored in one go
 STEADY_SHARE = 0.05  # forwards per image of the stream, for good
-EARLY, EARLY_FADES = 1000, 1500  # forwards beside it, spent over so many images (e-fold)
+EARLY, EARLY_FADES = 1000, 700  # forwards beside it, spent over so many images (e-fold)
 WINDOW = 640  # scores behind a threshold of the stream's own
 ENOUGH = 64  # of them, before anything is rejected
 
