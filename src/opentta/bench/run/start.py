@@ -143,14 +143,17 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
 def calibrate(adapter: Adapter, cell: Cell, reject: Reject, stream: Stream, where: Where) -> None:
     """Show the adapter the images that are set aside; they must be of the stream's classes."""
     _check_set_aside(cell, where.root)
-    known = _clean(cell, reject.known, where)
-    if known.class_indices != stream.class_indices:
+    images = open_share(reject.known, where.root).at("", 0)
+    labels = set(images.labels.tolist())
+    classes = {images.class_indices[label] if images.class_indices else label for label in labels}
+    others = classes.difference(stream.class_indices or range(adapter.backbone.classes))
+    if others:
         raise DataError(
-            f"expected set-aside images of the classes of {cell.stream.id.name}, but "
-            f"{reject.known.name} has others; declare a set by a list of such images"
+            f"expected images of known classes, to set them aside, but {len(others):,} of the "
+            f"{len(classes):,} classes of {reject.known.name} are not among those of "
+            f"{cell.stream.id.name}; declare a set by a list that leaves them out"
         )
-    known.check_labels(adapter.backbone.classes)
-    adapter.calibrate(known, reject.rate)
+    adapter.calibrate(_clean(cell, reject.known, where), reject.rate)
 
 
 def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
