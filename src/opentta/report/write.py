@@ -8,8 +8,8 @@ from pathlib import Path
 from opentta.bench.store.files import StoreError
 from opentta.errors import ConfigError, unknown
 from opentta.report.study.study import Study, load_study
-from opentta.report.tables.latex import to_latex
-from opentta.report.tables.markdown import to_markdown
+from opentta.report.tables.latex import listing_latex, to_latex
+from opentta.report.tables.markdown import listing_markdown, to_markdown
 from opentta.report.tables.rejections import rejections_table
 from opentta.report.tables.shapes import shapes_table
 from opentta.report.tables.table import build_table
@@ -108,8 +108,8 @@ def write_tables(study: Study, out: Path) -> list[Path]:
             "-cells.csv": cells_csv(section),
         }
         for listing in filter(None, (shapes_table(section), rejections_table(section))):
-            texts[f"-{listing.name}.md"] = listing.to_markdown()
-            texts[f"-{listing.name}.tex"] = listing.to_latex()
+            texts[f"-{listing.name}.md"] = listing_markdown(listing)
+            texts[f"-{listing.name}.tex"] = listing_latex(listing)
             texts[f"-{listing.name}.csv"] = to_csv(listing.fields, listing.values)
         for ending, text in texts.items():
             path = folder / f"{name}{ending}"
