@@ -357,6 +357,14 @@ def test_the_whole_has_as_many_cells_as_the_experiment():
     assert len(expand(load_preset(PRESET), download=False)) == 9 * 15 * 2 * 2 * 3
 
 
+def test_images_are_set_aside_from_the_half_that_is_in_no_stream():
+    cells = expand(load_preset(mini.HERE / "imagenet-mini-reject.toml"), download=False)
+    assert len(cells) == 2 * 16 * 2 * 3
+    assert {(c.reject.known.name, c.stream.id.name) for c in cells} == {
+        ("imagenet-mini-source", "imagenet-mini-rest")
+    }
+
+
 def few(preset, root, count=2):
     """The preset with sets of ``count`` listed images each, which are written below ``root``."""
     for name, listed in preset.sets.items():

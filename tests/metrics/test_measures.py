@@ -289,6 +289,26 @@ def test_what_is_not_defined_is_nan_without_a_warning(label):
         assert all(math.isnan(v) for v in m.mean_std([]))
 
 
+@given(streams(both=False))
+@many
+def test_rejections_are_counted_one_by_one(stream):
+    label, predicted, score = stream
+    lost = np.nan_to_num(score, nan=9.0) > 0.4
+    counted = {"known": [], "unknown": [], "all": [], "accepted": []}
+    for true, answer, rejected in zip(label, predicted, lost, strict=True):
+        counted["known" if true >= 0 else "unknown"].append(rejected)
+        counted["all"].append(true == answer and true >= 0)
+        if not rejected:
+            counted["accepted"].append(true == answer and true >= 0)
+    expected = [sum(part) / len(part) if part else math.nan for part in counted.values()]
+    found = m.after_rejection(label, predicted, lost)
+    assert list(found) == ["false_rejection", "true_rejection", "all_acc", "accepted_acc"]
+    assert list(found.values()) == pytest.approx(expected, nan_ok=True)
+    assert m.after_rejection(label, predicted, lost.astype(np.int8)) == pytest.approx(
+        found, nan_ok=True
+    )
+
+
 def test_mean_and_deviation_over_seeds():
     mean, std = m.mean_std([64.0, 65.0, 66.0])
     assert (mean, std) == (65.0, 1.0)

@@ -1,5 +1,6 @@
 """The meter: what it adds up along a stream is what the measures say of the whole."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ import opentta
 from opentta.errors import ConfigError, DataError, ShapeError
 from opentta.metrics import Meter, Samples, accuracy, auroc, hscore
 from opentta.parts.two_heads import ALPHA_GRID
-from opentta.types import Prediction
+from opentta.types import Decision, Prediction
 
 
 def batch(size=8, classes=5, seed=0, **details):
@@ -40,6 +41,20 @@ def test_samples_are_those_of_the_batches():
     assert np.allclose(samples.confidence, expected)
     assert samples.step.tolist() == [0] * 8 + [1] * 8 + [2] * 8
     assert samples.domains == ("fog/5",) and samples.origin is None
+
+
+def test_decisions_are_kept_where_every_batch_has_one():
+    meter, given = Meter(every=2), []
+    for seed in range(3):
+        prediction, labels, index = batch(seed=seed)
+        decision = Decision(prediction.ood_score > 0.8, None)
+        given.append(decision.rejected)
+        meter.update(dataclasses.replace(prediction, decision=decision), labels, index, "fog/5")
+    assert meter.samples().rejected.tolist() == torch.cat(given).tolist()
+    assert filled().samples().rejected is None
+    meter.update(*batch(seed=3), "fog/5")
+    with pytest.raises(ShapeError, match="expected 32 samples in every column, got rejected"):
+        meter.samples()
 
 
 @pytest.mark.parametrize("every", [1, 3, 1000])

@@ -69,6 +69,21 @@ def test_near_and_far_are_scored_apart_against_all_known_samples():
         summarize(samples, groups={"near": ("nera",)})
 
 
+def test_decisions_are_measured_where_there_are_some():
+    plain, lost = stream(), np.random.default_rng(1).random(600) < 0.3
+    decided = stream(rejected=lost)
+    assert "rejected" not in plain.to_arrays() and "false_rejection" not in summarize(plain)
+    stored = Samples.from_arrays(decided.to_arrays())
+    assert stored.rejected.dtype == bool and np.array_equal(stored.rejected, lost)
+    out = summarize(stored)
+    domains = [decided.of_domain(name) for name in decided.domains]
+    shares = [part.rejected[part.known].mean() for part in domains]
+    assert out["false_rejection"] == pytest.approx(np.mean(shares))
+    assert out["domains"]["fog/5"]["false_rejection"] == pytest.approx(shares[0])
+    near = np.mean([part.rejected[part.origin == 1].mean() for part in domains])
+    assert out["origins"]["near"]["true_rejection"] == pytest.approx(near)
+
+
 def test_without_origins_nothing_is_said_of_them():
     samples = stream(origin=None, origins=())
     assert summarize(samples)["origins"] == {}

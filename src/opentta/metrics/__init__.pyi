@@ -1,4 +1,5 @@
 from .measures import accuracy as accuracy
+from .measures import after_rejection as after_rejection
 from .measures import aupr as aupr
 from .measures import auroc as auroc
 from .measures import ece as ece

@@ -266,6 +266,34 @@ def rejected(score: npt.ArrayLike, threshold: float) -> Array:
     return above
 
 
+def after_rejection(
+    label: npt.ArrayLike, predicted: npt.ArrayLike, rejected: npt.ArrayLike
+) -> dict[str, float]:
+    """What a decision is worth; ``rejected`` (N,) says which samples are not answered.
+
+    ``false_rejection`` and ``true_rejection`` are the shares of the ID and of the OOD samples that
+    are rejected. ``all_acc`` is the share of all samples that are classified correctly, OOD samples
+    never; ``accepted_acc`` the same of the samples that are not rejected.
+
+    Example:
+        >>> decided = after_rejection([0, 1, 1, -1, -1], [0, 1, 0, 1, 1], [0, 0, 1, 1, 0])
+        >>> {name: round(value, 2) for name, value in decided.items()}
+        {'false_rejection': 0.33, 'true_rejection': 0.5, 'all_acc': 0.4, 'accepted_acc': 0.67}
+    """
+    labels, classes, column = _columns(label=label, predicted=predicted, rejected=rejected)
+    lost, known, right = column.astype(bool), labels >= 0, correct(labels, classes)
+
+    def share(which: Array, among: Array) -> float:
+        return float(which[among].mean()) if among.any() else math.nan
+
+    return {
+        "false_rejection": share(lost, known),
+        "true_rejection": share(lost, ~known),
+        "all_acc": share(right, np.ones_like(known)),
+        "accepted_acc": share(right, ~lost),
+    }
+
+
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation (n - 1) over seeds; the deviation of one value is NaN.
 

@@ -118,6 +118,8 @@ class Meter:
         grid = prediction.details.get(GRID)
         if grid is not None:
             waiting.add("score_grid", grid.detach().clone())  # (B, 11)
+        if prediction.decision is not None:
+            waiting.add("rejected", prediction.decision.rejected)
         if "reset" in prediction.details:
             waiting.resets[number] = prediction.details["reset"].detach().any()
         for name, numbers in known.items():

@@ -22,6 +22,7 @@ _SAMPLE_COLUMNS = (
     "domain",
     "origin",
     "score_grid",
+    "rejected",
 )
 
 
@@ -51,6 +52,7 @@ class Samples:
     origins: tuple[str, ...] = ()
     score_grid: Array | None = None  # (N, 11) OOD score at alpha = 0, 0.1, ... 1
     resets: Array | None = None  # (R,) steps at which the method reset itself
+    rejected: Array | None = None  # (N,) bool, where the adapter was calibrated
 
     def __post_init__(self) -> None:
         for name in _SAMPLE_COLUMNS:
@@ -145,6 +147,8 @@ def _as_float(column: Array, kind: Any) -> Array:
 
 
 def _least(column: Array) -> Array:
+    if column.dtype == bool:
+        return column
     low, high = (int(column.min()), int(column.max())) if column.size else (0, 0)
     for kind in (np.int8, np.int16, np.int32):
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opentta.metrics.measures import acceptance, accuracy, auroc, ece, hscore
+from opentta.metrics.measures import (
+    acceptance,
+    accuracy,
+    after_rejection,
+    auroc,
+    ece,
+    hscore,
+)
 from opentta.metrics.samples import Samples
 from opentta.metrics.windows import PAPER_WINDOW, ends, last_third
 
@@ -16,6 +23,8 @@ SHARES = ("acc", "auroc", "h", "fpr95", "aupr_id", "aupr_ood", "oscr", "ece")
 
 def score(samples: Samples) -> dict[str, float]:
     """Every measure over the given samples together: ``SHARES``, and the counts of ID and OOD.
+
+    Of a calibrated adapter also the measures of ``after_rejection``.
 
     Example:
         >>> import numpy as np
@@ -28,6 +37,9 @@ def score(samples: Samples) -> dict[str, float]:
     """
     ranking = acceptance(samples.label, samples.ood_score, samples.predicted)
     acc = accuracy(samples.label, samples.predicted)
+    decided = {}
+    if samples.rejected is not None:
+        decided = after_rejection(samples.label, samples.predicted, samples.rejected)
     return {
         "acc": acc,
         "auroc": ranking.auroc(),
@@ -39,6 +51,7 @@ def score(samples: Samples) -> dict[str, float]:
         "ece": ece(samples.label, samples.predicted, samples.confidence),
         "id": int(ranking.known[-1]),
         "ood": int(ranking.unknown[-1]),
+        **decided,
     }
 
 

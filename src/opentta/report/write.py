@@ -8,16 +8,12 @@ from pathlib import Path
 from opentta.bench.store.files import StoreError
 from opentta.errors import ConfigError, unknown
 from opentta.report.study.study import Study, load_study
-from opentta.report.tables.latex import to_latex
-from opentta.report.tables.markdown import to_markdown
-from opentta.report.tables.shapes import (
-    shapes_csv,
-    shapes_latex,
-    shapes_markdown,
-    shapes_table,
-)
+from opentta.report.tables.latex import listing_latex, to_latex
+from opentta.report.tables.markdown import listing_markdown, to_markdown
+from opentta.report.tables.rejections import rejections_table
+from opentta.report.tables.shapes import shapes_table
 from opentta.report.tables.table import build_table
-from opentta.report.tables.tidy import cells_csv, values_csv
+from opentta.report.tables.tidy import cells_csv, to_csv, values_csv
 
 PARTS = ("tables", "figures", "page")
 
@@ -97,23 +93,24 @@ def check_folder(folder: Path) -> None:
 def write_tables(study: Study, out: Path) -> list[Path]:
     """``tables/<preset>.md``, ``.tex``, ``.csv`` and ``-cells.csv`` for every section.
 
-    A section of streams has ``-shapes.md``, ``.tex`` and ``.csv`` too.
+    A section of streams has ``-shapes.md``, ``.tex`` and ``.csv`` too, one with set-aside images
+    ``-rejections.md``, ``.tex`` and ``.csv``.
     """
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for section, name in zip(study.sections, study.file_names, strict=True):
-        table, shapes = build_table(section), shapes_table(section)
+        table = build_table(section)
         texts = {
             ".md": to_markdown(table, section),
             ".tex": to_latex(table),
             ".csv": values_csv(section),
             "-cells.csv": cells_csv(section),
         }
-        if shapes is not None:
-            texts["-shapes.md"] = shapes_markdown(shapes)
-            texts["-shapes.tex"] = shapes_latex(shapes)
-            texts["-shapes.csv"] = shapes_csv(shapes)
+        for listing in filter(None, (shapes_table(section), rejections_table(section))):
+            texts[f"-{listing.name}.md"] = listing_markdown(listing)
+            texts[f"-{listing.name}.tex"] = listing_latex(listing)
+            texts[f"-{listing.name}.csv"] = to_csv(listing.fields, listing.values)
         for ending, text in texts.items():
             path = folder / f"{name}{ending}"
             path.write_text(text, encoding="utf-8", newline="\n")

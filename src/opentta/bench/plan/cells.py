@@ -37,6 +37,18 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Reject:
+    """What a cell rejects by: known images that are set aside, and the share of such to lose."""
+
+    known: Share  # clean, and not among the stream's
+    rate: float = 0.05
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON."""
+        return {"known": self.known.to_dict(), "rate": self.rate}
+
+
+@dataclass(frozen=True)
 class Cell:
     """What one line of the store is the result of.
 
@@ -59,6 +71,7 @@ class Cell:
     threads: int = 1
     source: Share | None = None  # source images for a method that needs some
     tokens: tuple[int, ...] = ()  # layers whose class tokens are kept as 2-D coordinates
+    reject: Reject | None = None  # the adapter is calibrated before the stream
     # from here on nothing is hashed
     row: str = ""  # name in the table; the method's when left out
     settings: dict[str, Any] = field(default_factory=dict)  # swept fields, for the table
@@ -122,6 +135,8 @@ class Cell:
             description["source"] = self.source.to_dict()
         if self.tokens:
             description["tokens"] = self.tokens
+        if self.reject is not None:
+            description["reject"] = self.reject.to_dict()
         values: dict[str, Any] = plain(description)
         return values
 

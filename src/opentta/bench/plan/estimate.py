@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from opentta import registry
+from opentta.adapter.calibration import allowed
 from opentta.adapter.guard import COST as GUARD_COST
 from opentta.bench.plan.backbones import size_of
 from opentta.bench.plan.cells import Cell
@@ -57,6 +58,8 @@ def count_images(spec: StreamSpec) -> tuple[int, int]:
 def forwards(cell: Cell) -> float:
     """Forward passes per image that a method's step is worth, backwards included.
 
+    Set-aside images are scored before the stream, and again as the weights move.
+
     Example:
         >>> from opentta.bench.plan.cells import Weights
         >>> cell = Cell("sar", Weights("vit", "ab"), StreamSpec(Share("imagenet-c")))
@@ -68,7 +71,11 @@ def forwards(cell: Cell) -> float:
     apart = 1.0 if policy.group and size % policy.group else 0.0  # answered before it is learned
     learned = step + apart + GUARD_COST * policy.guard
     saved = learned / policy.every + (1 - 1 / policy.every)  # other groups are answered alone
-    return min(saved, policy.budget or saved)
+    aside = 0.0
+    if cell.reject is not None:
+        images = sum(count_images(cell.stream))
+        aside = ((cell.reject.known.count or 0) + allowed(images)) / images
+    return min(saved, policy.budget or saved) + aside
 
 
 def estimate(

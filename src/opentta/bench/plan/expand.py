@@ -11,7 +11,7 @@ from typing import Any
 
 from opentta import registry
 from opentta.bench.plan.backbones import full_name, size_of, stream_preprocessing
-from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.cells import Cell, Reject
 from opentta.bench.plan.checks import named
 from opentta.bench.plan.preset import JOIN, Grid, Preset, check_grid
 from opentta.bench.plan.shapes import Shape, StreamSettings
@@ -110,6 +110,7 @@ def expand(
         "threads": preset.threads if threads is None else threads,
         "device": device,
         "preset": preset.name,
+        "reject": _reject(preset, grid),
     }
     names = [full_name(name) for name in grid.backbones]
     rows = {at: _rows(preset, grid, *at, fields or {}) for at in product(grid.id, names)}
@@ -234,6 +235,22 @@ def _source(preset: Preset, row: str, method: str, needed: bool) -> Share | None
             '[source] and name = "imagenet-val", or leave the method out'
         )
     return None
+
+
+def _reject(preset: Preset, grid: Grid) -> Reject | None:
+    """What is set aside for every cell; a set that a stream of the grid draws from is refused."""
+    if preset.reject is None:
+        return None
+    known = preset.reject.known
+    drawn_from = (*grid.id, *(part for ood in grid.ood for part in ood.split(JOIN)))
+    for name in drawn_from:
+        if name.removesuffix("-c") == known.removesuffix("-c"):  # corrupted, but the same images
+            raise ConfigError(
+                f"{preset.file or preset.name}: [reject] known: expected images that no stream "
+                f"has, but {known} is set aside and streams draw from {name}; name another set"
+            )
+    share = Share(known, preset.reject.images, pick="random", listed=preset.sets.get(known))
+    return Reject(share, preset.reject.rate)
 
 
 def _words(name: str, shape: Shape, stream: StreamSettings) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opentta import registry
+from opentta.adapter.calibration import Calibration
 from opentta.bench.paper.tables import paper_tables
 from opentta.bench.plan.backbones import full_name, is_backbone
 from opentta.bench.plan.checks import as_list, as_table, check_known, named
 from opentta.bench.plan.shapes import Sets, Shape, StreamSettings, parse_shape, parse_stream
 from opentta.bench.store.places import CLEAN
 from opentta.bench.store.plans import KINDS
-from opentta.config import Policy, make_config
+from opentta.config import Count, Policy, make_config
 from opentta.datasets.catalog import DATASETS
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from opentta.datasets.lists import listed_set
@@ -65,6 +66,15 @@ class SourceSettings:
 
 
 @dataclass(frozen=True)
+class RejectSettings:
+    """Known images that are set aside, from which every row learns what to reject."""
+
+    known: str = ""  # an ID set that no stream draws from
+    images: Count = 200  # drawn by the seed
+    rate: float = 0.05  # share of such images to lose
+
+
+@dataclass(frozen=True)
 class Variant:
     """A row of its own: a method with other fields."""
 
@@ -96,6 +106,7 @@ class Preset:
     variant: tuple[Variant, ...] = ()
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # field -> values, for all rows
     source: SourceSettings | None = None
+    reject: RejectSettings | None = None
     sets: dict[str, ListedSet] = field(default_factory=dict)  # data sets that the file declares
     tokens: Literal["all"] | tuple[int, ...] = ()  # layers whose class tokens are kept
     precision: Literal["full", "tf32", "bfloat16"] = "full"
@@ -171,7 +182,7 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
     for key in values.keys() & {"name", "file"}:  # a preset has the name of its file
         check_known("key", key, own, file)
     tables = ("grid", "groups", "stream", "shapes", "fields", "policy", "sweep", "source", "sets")
-    for key in tables:
+    for key in (*tables, "reject"):
         as_table(values.get(key, {}), f"{file}: [{key}]")
     declared = {
         set_name: _declared(set_name, table, f"{file}: [sets.{set_name}]")
@@ -204,6 +215,8 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
         source = make_config(SourceSettings, values["source"], what=f"{file}: [source]")
         check_known("data set", source.name, sets, f"{file}: [source]")
         values["source"] = source
+    if "reject" in values:
+        values["reject"] = _reject(values["reject"], f"{file}: [reject]", sets)
     preset = make_config(Preset, values, what=file)
     check_known("kind", preset.kind, KINDS, file)
     if preset.paper:
@@ -298,6 +311,21 @@ def _checked_policy(table: Any, where: str) -> dict[str, Any]:
     with named(where):
         make_config(Policy, as_table(table, where), what="policy")
     return dict(table)
+
+
+def _reject(table: dict[str, Any], where: str, sets: Sets) -> RejectSettings:
+    """The set-aside images of a preset: of an ID set that has so many, enough for the rate."""
+    reject = make_config(RejectSettings, table, what=where)
+    check_known("ID set", reject.known, _id_sets(sets), where)
+    with named(where):
+        Calibration.check(reject.rate, reject.images)
+    available = sets[reject.known].images
+    if reject.images > available:
+        raise ConfigError(
+            f"{where} images: expected at most the {available:,} of {reject.known}, got "
+            f"{reject.images:,}"
+        )
+    return reject
 
 
 def _declared(name: str, table: Any, where: str) -> ListedSet:

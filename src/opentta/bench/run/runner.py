@@ -26,7 +26,13 @@ from opentta.bench.run.engine import (
     out_of_memory,
 )
 from opentta.bench.run.measure import PeakMemory, Stopwatch, provenance, release_memory
-from opentta.bench.run.start import device_of, make_adapter, plain_forward, repeatable
+from opentta.bench.run.start import (
+    calibrate,
+    device_of,
+    make_adapter,
+    plain_forward,
+    repeatable,
+)
 from opentta.bench.run.thumbnails import Thumbnails, class_names
 from opentta.bench.run.tokens import Tail, token_arrays
 from opentta.bench.store.places import SHAPE
@@ -208,6 +214,8 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     total = len(stream)  # looks at every segment: missing data show now; endless is refused
     model = load_model(cell.weights, device=cell.device)
     adapter = make_adapter(cell, model, stream, where)
+    if cell.reject is not None:
+        calibrate(adapter, cell, cell.reject, stream, where)
     unit = plain_forward(cell, adapter, stream)
     thumbnails = Thumbnails(cell.stream.seed) if cell.thumbnails else None
     tail = Tail() if cell.tokens else None
@@ -226,6 +234,8 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
     if tail is not None:
         extras |= token_arrays(adapter, tail, cell.tokens, cell.seed)
     metrics = summarize(samples)
+    if cell.reject is not None:
+        metrics["stated_rate"] = cell.reject.rate
     broken = int((samples.predicted < 0).sum())
     if broken:
         metrics["undefined"] = broken  # samples whose logits held a NaN

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +22,15 @@ from opentta import assets, registry
 from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
 from opentta.bench.plan.backbones import EMBEDDED
-from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.cells import Cell, Reject
 from opentta.bench.plan.weights import load_model
 from opentta.bench.run.engine import Where
 from opentta.bench.run.measure import forward_seconds
 from opentta.datasets.catalog import DATASETS, PETS_SOURCE, open_share, open_stream
+from opentta.datasets.sets import ImageSet
 from opentta.datasets.spec import Share, StreamSpec
 from opentta.datasets.stream import Stream
-from opentta.errors import ConfigError, DataError, SourceDataError
+from opentta.errors import ConfigError, DataError, OpenttaError, SourceDataError
 
 
 def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tuple[str, ...]:
@@ -44,6 +46,9 @@ def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tupl
     if where.workers < 0:
         raise ConfigError(f"expected 0 or more workers that decode images, got {where.workers}")
     remarks = _missing_sets(cells, where) if look else ()
+    different = {tuple(share.name for share in _shares(cell)): cell for cell in cells}
+    for cell in different.values() if look else ():
+        _check_set_aside(cell, where.root)
     for weights in {cell.weights for cell in cells if cell.weights.file is not None}:
         load_model(weights)
     return remarks
@@ -131,15 +136,24 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         shipped = assets.statistics(cell.method).items()
         adapter.source = {name: t.to(adapter.backbone.device) for name, t in shipped}
         return adapter
-    spec = StreamSpec(
-        cell.source,
-        batch_size=cell.stream.batch_size,
-        seed=cell.stream.seed,
-        preprocessing=cell.stream.preprocessing,
-        on_error=cell.stream.on_error,
-    )
-    adapter.fit_source(open_stream(spec, where.root, workers=where.workers, cache=where.cache))
+    adapter.fit_source(_clean(cell, cell.source, where))
     return adapter
+
+
+def calibrate(adapter: Adapter, cell: Cell, reject: Reject, stream: Stream, where: Where) -> None:
+    """Show the adapter the images that are set aside; they must be of the stream's classes."""
+    _check_set_aside(cell, where.root)
+    images = open_share(reject.known, where.root).at("", 0)
+    labels = set(images.labels.tolist())
+    classes = {images.class_indices[label] if images.class_indices else label for label in labels}
+    others = classes.difference(stream.class_indices or range(adapter.backbone.classes))
+    if others:
+        raise DataError(
+            f"expected images of known classes, to set them aside, but {len(others):,} of the "
+            f"{len(classes):,} classes of {reject.known.name} are not among those of "
+            f"{cell.stream.id.name}; declare a set by a list that leaves them out"
+        )
+    adapter.calibrate(_clean(cell, reject.known, where), reject.rate)
 
 
 def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
@@ -178,8 +192,50 @@ def _kernels(on: bool, *, tf32: bool = False) -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=lenient)
 
 
+def _clean(cell: Cell, share: Share, where: Where) -> Stream:
+    """Images beside the stream, prepared as its clean ones are."""
+    spec = StreamSpec(
+        share,
+        batch_size=cell.stream.batch_size,
+        seed=cell.stream.seed,
+        preprocessing=cell.stream.preprocessing,
+        on_error=cell.stream.on_error,
+    )
+    return open_stream(spec, where.root, workers=where.workers, cache=where.cache)
+
+
 def _shares(cell: Cell) -> list[Share]:
-    return [cell.stream.id, *cell.stream.ood, *([cell.source] if cell.source else [])]
+    beside = (cell.source, cell.reject.known if cell.reject else None)
+    return [cell.stream.id, *cell.stream.ood, *(share for share in beside if share is not None)]
+
+
+def _check_set_aside(cell: Cell, root: str) -> None:
+    """Refuse images that are set aside and in the stream, where their files tell."""
+    if cell.reject is None:
+        return
+    segment, aside = cell.stream.segments[0], cell.reject.known
+    corruption = segment.corruptions[0] if segment.corruptions else ""
+    try:
+        own = _photographs(open_share(aside, root).at("", 0))
+        drawn_from = {
+            share.name: _photographs(open_share(share, root).at(corruption, segment.severity))
+            for share in (cell.stream.id, *cell.stream.ood)
+        }
+    except OpenttaError:  # what is not there is named where it is read
+        return
+    for name, images in drawn_from.items():
+        if shared := own & images:
+            raise DataError(
+                f"expected images that no stream has, but {len(shared):,} of the {len(own):,} of "
+                f"{aside.name}, which is set aside, are also in {name}, such as {min(shared)}; "
+                "name another set in [reject]"
+            )
+
+
+def _photographs(images: ImageSet) -> set[str]:
+    """What tells images apart: where they lie; those of ImageNet have a name of their own."""
+    places = [images.where(number) for number in range(len(images))]
+    return {re.sub(r".*(?=ILSVRC2012_val_)", "", place) for place in places}
 
 
 def _is_there(share: Share, root: str) -> bool:

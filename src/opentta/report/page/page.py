@@ -25,7 +25,9 @@ from opentta.report.study.provenance import Fact, facts
 from opentta.report.study.section import Section
 from opentta.report.study.study import Study
 from opentta.report.study.values import AVERAGE, Column, Entry, fixed, reading, row_of, short
-from opentta.report.tables.shapes import HEADS, ShapesTable, shapes_table
+from opentta.report.tables.listing import Listing
+from opentta.report.tables.rejections import rejections_table
+from opentta.report.tables.shapes import shapes_table
 from opentta.report.tables.table import MEASURES, Block, Heading, Table, build_table
 
 Figures = Sequence[Sequence[Figure | Omission]]
@@ -52,7 +54,7 @@ class Chapter:
     number: int
     section: Section
     table: Table
-    shapes: ShapesTable | None  # of streams
+    listings: tuple[Listing, ...]  # tables below the first
     blocks: tuple[Block, ...]
     findings: tuple[str, ...]
     figures: tuple[Figure, ...]
@@ -138,7 +140,6 @@ def render_page(study: Study, figures: Figures) -> str:
         gallery=gallery_of(study.sections, study.side),
         rejected=REJECTED,
         measures=MEASURES,
-        shape_heads=HEADS,
         folder=FOLDER,
         open=OPEN,
     )
@@ -150,7 +151,7 @@ def _chapter(number: int, section: Section, found: Sequence[Figure | Omission]) 
         number=number,
         section=section,
         table=table,
-        shapes=shapes_table(section),
+        listings=tuple(filter(None, (shapes_table(section), rejections_table(section)))),
         blocks=tuple(sorted(table.blocks, key=lambda block: -block.severity)),
         findings=tuple(filter(None, [*findings(section), table.paper_summary])),
         figures=tuple(each for each in found if isinstance(each, Figure)),

@@ -148,6 +148,14 @@ def _order(record: Record) -> str:
     return ", ".join(f"{name} {value}" for name, value in order.items() if value is not None)
 
 
+def _set_aside(record: Record) -> str:
+    """Known images by which the cell rejects others, e.g. ``200 clean images of pets-val``."""
+    reject = record.cell.get("reject")
+    if not reject:
+        return ""
+    return f"{reject['known']['count']} clean images of {reject['known']['name']}"
+
+
 def _policy(record: Record) -> str:
     """What differs from a method that learns from every call, unwatched."""
     return ", ".join(f"{name} {value}" for name, value in record.policy.items() if value)
@@ -163,6 +171,7 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("reset", _of_spec("reset")),
     ("samples", _counts),
     ("policy", _policy),
+    ("set aside", _set_aside),
     ("seed", lambda r: str(r.cell.get("seed", ""))),
     ("device", lambda r: r.device),
     ("precision", lambda r: r.precision),

@@ -14,7 +14,7 @@ import numpy as np
 
 from opentta.bench.store.results import Record, Store
 from opentta.metrics.samples import Array, Samples
-from opentta.metrics.summary import SHARES, score
+from opentta.metrics.summary import score
 
 Measures = dict[str, float]
 
@@ -49,7 +49,7 @@ class SideFiles:
         return self.store.extras(record.hash) if kept else {}
 
     def against(self, record: Record, sets: Sequence[str]) -> Measures:
-        """``SHARES`` of a stream with the OOD samples of ``sets`` alone, as means over domains.
+        """The measures of a stream with the OOD samples of ``sets`` alone, as means over domains.
 
         Empty where the samples are not there or do not say where they come from.
         """
@@ -65,4 +65,5 @@ class SideFiles:
         chosen = samples.against(*sets)
         present = [name for i, name in enumerate(chosen.domains) if (chosen.domain == i).any()]
         parts = [score(chosen.of_domain(name)) for name in present]
-        return {name: float(np.mean([part[name] for part in parts])) for name in SHARES if parts}
+        names = parts[0] if parts else ()
+        return {name: float(np.mean([part[name] for part in parts])) for name in names}

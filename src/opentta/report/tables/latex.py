@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from opentta.report.tables.listing import Listing
 from opentta.report.tables.table import Block, Table, TableCell
 
 _WIDE = 8  # columns of values from which the table is scaled to the width of the text
@@ -86,6 +87,27 @@ def to_latex(table: Table) -> str:
     for note in table.print_notes:
         lines.append(rf"\par\footnotesize {escape(note)}")
     lines.append(r"\end{table*}")
+    return "\n".join(lines) + "\n"
+
+
+def listing_latex(listing: Listing) -> str:
+    """The table as a float."""
+    first, second, *heads = listing.heads
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table*}[t]",
+        r"\centering",
+        rf"\caption{{{escape(listing.title)}. {escape(listing.caption)}}}",
+        rf"\label{{tab:{label_of(listing.preset)}-{listing.name}}}",
+        rf"\begin{{tabular}}{{ll{'r' * len(heads)}}}",
+        r"\toprule",
+        joined(first.capitalize(), [second.capitalize(), *heads]),
+        r"\midrule",
+        *(joined(escape(row), [escape(text) for text in texts]) for row, *texts in listing.lines),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table*}",
+    ]
     return "\n".join(lines) + "\n"
 
 

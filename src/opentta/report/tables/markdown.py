@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from opentta.report.study.provenance import facts
 from opentta.report.study.section import Section
+from opentta.report.tables.listing import Listing
 from opentta.report.tables.table import Block, Table, TableCell
 
 
@@ -38,6 +39,27 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
     if section is not None:
         parts += _provenance(section)
     return "\n\n".join(parts) + "\n"
+
+
+def listing_markdown(listing: Listing) -> str:
+    """The table as Markdown, without notes.
+
+    Example:
+        >>> heads, lines = ("row", "shape", "gain"), (("tent", "iid", "+1.2"),)
+        >>> print(listing_markdown(Listing("shapes", "mini", "A title", "Points.", heads, lines)))
+        ## A title
+        <BLANKLINE>
+        Points.
+        <BLANKLINE>
+        | row | shape | gain |
+        | --- | --- | ---: |
+        | tent | iid | +1.2 |
+        <BLANKLINE>
+    """
+    rule = ["---", "---", *("---:" for _ in listing.heads[2:])]
+    lines = [[escaped(text) for text in line] for line in listing.lines]
+    body = "\n".join(joined(line) for line in (listing.heads, rule, *lines))
+    return f"## {escaped(listing.title)}\n\n{escaped(listing.caption)}\n\n{body}\n"
 
 
 def _rows(table: Table, block: Block) -> str:

@@ -72,7 +72,7 @@ def _value(
         mark = "wrong" if printed.known_wrong else "suspect" * printed.suspect
         beside = [printed.value, printed.std, mark, printed.reason, printed.corrected, gap]
     return [
-        *(section.preset, *_identity(row), ood, group, severity, measure),
+        *(section.preset, *identity(row), ood, group, severity, measure),
         *(_UNITS.get(measure, "%"), value.state, mean),
         *(None if value.std is None else value.std * scale, value.seeds, value.seeds_asked),
         *(value.done, value.asked, value.failed, *beside),
@@ -90,7 +90,7 @@ def _cells(section: Section) -> Iterator[list[Any]]:
         yield [
             *(
                 section.preset,
-                *_identity(row_of(place, draws=True)),
+                *identity(row_of(place, draws=True)),
                 place.ood,
                 place.corruption,
                 place.severity,
@@ -99,7 +99,8 @@ def _cells(section: Section) -> Iterator[list[Any]]:
         ]
 
 
-def _identity(row: Row) -> list[str]:
+def identity(row: Row) -> list[str]:
+    """What names a row in every CSV: name, method, settings, backbone, ID set."""
     settings = json.dumps(dict(row.settings)) if row.settings else ""
     return [row.name, row.method, settings, row.backbone, row.id]
 
