@@ -244,7 +244,7 @@ class Method(ABC):
 
     def _stepped(self, images: Tensor) -> Prediction:
         """One step; with ``graph`` it is played back."""
-        self.serving.moves += 1
+        self.serving.moves += bool(self.params)  # where nothing adapts, no weight moves
         self.serving.spending.spent += self.serving.spending.cost(len(images))
         with self._clock.timed():
             return self._timed_step(images)
