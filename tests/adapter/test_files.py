@@ -119,7 +119,7 @@ def test_what_is_said_in_a_file(path, model):
     assert words["format"] == 1 and words["opentta"] == opentta.__version__
     assert words["method"] == "sar" and words["version"] == adapter.version
     assert words["config"] == {**dataclasses.asdict(adapter.config), "skip_blocks": []}
-    assert words["policy"] == {"group": 0, "guard": False} and words["seed"] == 5
+    assert words["policy"] == dataclasses.asdict(adapter.policy) and words["seed"] == 5
     assert words["classes"] == [3, 1] and words["names"] == ["a", "b"]
     assert words["normalization"] == [[0.5] * 3, [0.5] * 3]
     assert words["calibration"] == {"rate": 0.1, "images": 24}

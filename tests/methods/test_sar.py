@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import opentta
-from opentta.testing import batches
+from opentta.testing import batches, weights
 
 
 def plain(model, x):
@@ -123,10 +123,10 @@ def test_the_top_blocks_and_the_final_norm_stay(model):
 
 def test_a_recovery_clears_everything(model):
     adapter = opentta.adapt(model, "sar", margin=0.7, recover_below=3.0)
-    start = {n: t for n, t in adapter.state_dict().items() if n != "generator"}
+    start = {n: t for n, t in weights(adapter).items() if n != "generator"}
     out = adapter(batches(1)[0])
     assert out.details["reset"]
-    after = adapter.state_dict()
+    after = weights(adapter)
     assert all(torch.equal(after[n].nan_to_num(7.0), start[n].nan_to_num(7.0)) for n in start)
     quirky = opentta.adapt(model, "sar", margin=0.7, recover_below=3.0, official_quirks=True)
     quirky(batches(1)[0])

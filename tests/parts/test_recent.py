@@ -86,7 +86,7 @@ def test_a_saved_window_goes_on_bit_for_bit():
 
 
 def test_the_saved_window_matters():
-    (window,) = [name for name in adapter().state_dict() if "recent" in name]
+    (window,) = [name for name in adapter().state_dict() if "recent." in name]
     found = {}
     for past in (-99.0, 99.0):  # every energy is above the one, none above the other
         one = adapter()

@@ -96,14 +96,13 @@ class Adapter(Method):
         if not self._screens:
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
-        spending = self.serving.spending
-        spending.images += len(images)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
-            if self.buffer is not None:
-                out = gathered(self, images, self.buffer)
-            else:
-                learn = self.serving.learns and spending.due(images)
-                out = self._stepped(images) if learn else self._served(images)
+            with self.serving.counted(images):
+                if self.buffer is not None:
+                    out = gathered(self, images, self.buffer)
+                else:
+                    learn = self.serving.learns and self.serving.spending.due(images)
+                    out = self._stepped(images) if learn else self._served(images)
             out = self.serving.noted(out, images)
             self.serving.keep_up(self._score, len(images))
         return self._named(out)

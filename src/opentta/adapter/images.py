@@ -103,10 +103,15 @@ def source_images(
         raise SourceDataError(f"{what} got a loader without a single batch")
 
 
-def finished(out: Prediction, bad: Tensor | None) -> Prediction:
-    """Detached; a bad image has no logits, an infinite score, and NaN for details of its own."""
+def checked(out: Any) -> Prediction:
+    """What a step gave, if it is a prediction."""
     if not isinstance(out, Prediction):
         raise DtypeError(f"step must return a Prediction, got {type(out).__name__}")
+    return out
+
+
+def finished(out: Prediction, bad: Tensor | None) -> Prediction:
+    """Detached; a bad image has no logits, an infinite score, and NaN for details of its own."""
     logits, score = out.logits.detach(), out.ood_score.detach()
     if bad is not None:
         logits = torch.where(bad[:, None], torch.nan, logits)

@@ -21,6 +21,7 @@ from opentta.adapter.guard import LOOKED_AT, Guard
 from opentta.adapter.health import Clock, Tally
 from opentta.adapter.images import (
     bad_images,
+    checked,
     finished,
 )
 from opentta.adapter.kept import Kept
@@ -263,7 +264,7 @@ class Method(ABC):
 
     def _guarded(self, images: Tensor) -> Prediction:
         """A step; then, with a guard, a look of the source model at some of the samples."""
-        out = self.step(images)
+        out = checked(self.step(images))
         recovered = out.details.get("reset", torch.zeros_like(self.valid)).any()
         if self.guard is None:
             self.tally.count(

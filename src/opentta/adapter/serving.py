@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import astuple, dataclass, field, replace
 
 import torch
@@ -50,6 +52,17 @@ class Serving:
     def learns(self) -> bool:
         """Neither frozen nor paused."""
         return not (self.is_frozen or self.is_paused)
+
+    @contextmanager
+    def counted(self, images: Tensor) -> Iterator[None]:
+        """A call happens inside: what it spends is counted, unless it fails."""
+        before, moves = copy(self.spending), self.moves
+        self.spending.images += len(images)
+        try:
+            yield
+        except BaseException:
+            self.spending, self.moves = before, moves
+            raise
 
     def calibrated(self, calibration: Calibration | StreamThreshold) -> None:
         """Decide by ``calibration`` from now on."""
