@@ -43,7 +43,7 @@ def opened(adapter: opentta.Adapter, file: Path) -> torch.Tensor | None:
     try:
         with Image.open(file) as image:
             return adapter.preprocess(image)
-    except (OSError, UnreadableImageError):
+    except (OSError, UnreadableImageError, Image.DecompressionBombError):
         return None
 
 
@@ -55,21 +55,24 @@ def known_images(adapter: opentta.Adapter, folder: Path) -> Iterator[torch.Tenso
             yield image[None]
 
 
-def start(args: argparse.Namespace, state: Path) -> tuple[opentta.Adapter, int]:
+def start(
+    args: argparse.Namespace, files: Sequence[Path], state: Path
+) -> tuple[opentta.Adapter, int]:
     """The adapter, as it was saved or new, and how many files it has answered."""
     model = timm.create_model(
         args.model, pretrained=args.weights is None, checkpoint_path=args.weights or ""
     ).eval()
     if state.exists():
         adapter = opentta.load(state, model)
-        return adapter, cut_back(args.out, adapter.health().samples, args.batch)
+        names = [str(file.relative_to(args.folder)) for file in files]
+        return adapter, cut_back(args.out, names, adapter.health().samples, args.batch)
     adapter = opentta.adapt(model)
     adapter.calibrate(known_images(adapter, args.known) if args.known else None, args.rate)
     write(args.out, [HEADER], mode="w")
     return adapter, 0
 
 
-def cut_back(out: Path, answered: int, batch: int) -> int:
+def cut_back(out: Path, names: Sequence[str], answered: int, batch: int) -> int:
     """Keep the rows of the calls that the saved state knows of; gives their number."""
     if not out.exists():
         raise SystemExit(f"{out}.state is there, but {out} is not: remove it to start anew")
@@ -79,10 +82,14 @@ def cut_back(out: Path, answered: int, batch: int) -> int:
     for row in rows:
         answered -= row[1:2] != [UNREADABLE]
         if answered < 0 or len(row) != len(HEADER):  # a kill may cut a row
+            kept = kept[: len(kept) // batch * batch]  # states are saved between calls
             break
         kept.append(row)
-    if answered < 0:
-        kept = kept[: len(kept) // batch * batch]  # states are saved between calls
+    if [row[0] for row in kept] != list(names[: len(kept)]):
+        raise SystemExit(
+            f"the files are no longer those of {out}: some came before the last one that was "
+            f"answered, or are gone. Use another CSV, or remove {out} and {out}.state"
+        )
     scratch = out.with_name(f"{out.name}.part")
     write(scratch, [header, *kept], mode="w")
     scratch.replace(out)
@@ -131,7 +138,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=320, help="files between two state files")
     args = parser.parse_args()
     files, state = files_in(args.folder), Path(f"{args.out}.state")
-    adapter, done = start(args, state)
+    adapter, done = start(args, files, state)
     if done:
         print(f"going on after {done} of {len(files)} files")
     for first in track(range(done, len(files), args.batch), "serving"):

@@ -109,6 +109,22 @@ def test_what_was_answered_after_the_last_state_is_answered_again(place, monkeyp
     assert (place / "cut.csv").read_text() == (place / "whole.csv").read_text()
 
 
+def test_files_that_came_between_are_told(place, monkeypatch):
+    serve(monkeypatch, *arguments(place, "a.csv"))
+    Image.new("RGB", (40, 40)).save(place / "photos" / "000a.png")
+    with pytest.raises(SystemExit, match=r"no longer those of .*a\.csv"):
+        serve(monkeypatch, *arguments(place, "a.csv"))
+
+
+def test_files_that_came_later_are_answered_and_no_other_again(place, monkeypatch):
+    serve(monkeypatch, *arguments(place, "a.csv"))
+    before = (place / "a.csv").read_text()
+    Image.new("RGB", (40, 40)).save(place / "photos" / "zzz.png")
+    serve(monkeypatch, *arguments(place, "a.csv"))
+    after = (place / "a.csv").read_text()
+    assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
+
+
 @pytest.mark.slow
 def test_a_kill_loses_nothing(place, monkeypatch):
     known = ("--known", str(place / "known"))

@@ -38,7 +38,9 @@ Margin = Annotated[float, Range("a number of at least 0")]
 Positive = Annotated[float, Range("a finite number above 0", above=True, below=True)]
 Share = Annotated[float, Range("a share from 0 to 1", high=1.0)]
 Momentum = Annotated[float, Range("a momentum in [0, 1)", high=1.0, below=True)]
-Budget = Annotated[float, Range("at least 1 forward per image, as answers cost one", low=1.0)]
+Budget = Annotated[
+    float, Range("at least 1 forward per image, as answers cost one", low=1.0, below=True)
+]
 Count = Annotated[int, Range("a whole number of at least 1", low=1)]
 Natural = Annotated[int, Range("a whole number of at least 0")]
 

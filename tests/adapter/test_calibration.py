@@ -1,7 +1,10 @@
 """Decisions: p-values of set-aside images under the current weights, or a cut of the stream."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
 from opentta.adapter.calibration import (
@@ -271,3 +274,79 @@ def test_an_infinite_score_of_a_bad_image_moves_no_cut():
     values = torch.cat([torch.randn(300, generator=dice), torch.randn(60, generator=dice) + 8])
     with_bad = torch.cat([values, torch.tensor([torch.inf, torch.nan])])
     assert two_group_cut(with_bad) == two_group_cut(values)
+
+
+# Later ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [4, 7, 8])
+def test_few_set_aside_images_are_scored_again_too(count):
+    adapter = adapter_of()
+    adapter.calibrate(KNOWN[:count], rate=0.2)
+    run(adapter, batches(60))
+    assert adapter.health().score_age < 10
+
+
+@pytest.mark.parametrize("known", [None, KNOWN])
+def test_after_a_reset_decisions_are_those_of_a_new_start(known):
+    adapter = adapter_of("source")
+    adapter.calibrate(known, rate=0.1, follow=True)
+    first = [out.rejected for out in run(adapter, batches(20))]
+    adapter.reset()
+    again = [out.rejected for out in run(adapter, batches(20))]
+    assert torch.equal(torch.cat(first), torch.cat(again))
+
+
+def test_calibrate_in_inference_mode():
+    for known in (None, KNOWN):
+        adapter = adapter_of()
+        with torch.inference_mode():
+            adapter.calibrate(known, rate=0.1)
+            adapter(batches(1)[0])
+        assert adapter(batches(1)[0]).rejected.shape == (6,)
+
+
+def test_a_method_that_adapts_its_state_alone_is_scored_again():
+    @dataclass
+    class Mean:
+        logits: torch.Tensor
+
+    @opentta.register("running_mean")
+    class RunningMean(opentta.Adapter):
+        def initial_state(self):
+            return Mean(torch.zeros(self.backbone.classes))
+
+        def step(self, images):
+            out = self.answer(images)
+            self.state.logits.lerp_(out.logits.mean(dim=0).detach(), 0.5)
+            return out
+
+        def answer(self, images):
+            logits = self.backbone(images) - self.state.logits
+            return opentta.Prediction(logits, -logits.logsumexp(dim=1))
+
+    try:
+        adapter = adapter_of("running_mean")
+        adapter.calibrate(KNOWN, rate=0.1)
+        run(adapter, batches(3))
+        assert adapter.health().score_age > 0
+    finally:
+        opentta.unregister("running_mean")
+
+
+def test_no_value_is_read_back_for_a_decision():
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += "local_scalar" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    for known in (None, KNOWN):
+        adapter, scores = adapter_of("source"), torch.randn(6)
+        adapter.calibrate(known, rate=0.1, follow=True)
+        run(adapter, batches(12))
+        with Reads() as reads:
+            adapter.serving.calibration.push(scores)
+            adapter.serving.calibration.decide(scores)
+        assert reads.count == 0

@@ -1,5 +1,6 @@
 """Labels that come later: they are bet on, never learned from; an alarm takes the model back."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,3 +191,73 @@ def test_images_are_kept_as_bytes_and_no_more_of_them_than_asked_for():
     assert not none.serving.kept._answered
     with pytest.raises(TicketError, match="gone"):
         none.feedback(out.ticket[:1], torch.tensor([1]))
+
+
+# What must not be bet on -------------------------------------------------------------------
+
+
+def test_bad_images_have_no_answer_to_bet_on():
+    adapter = opentta.adapt(tiny_vit(), "source")
+    adapter._screens = True  # as on a GPU
+    x = torch.cat(batches(4))
+    x[:, 0, 0, 0] = 1.02
+    out = adapter(x)
+    told = adapter.feedback(out.ticket, by_source(x.clamp(0, 1)))
+    assert (told.counted, told.bets, told.is_alarm) == (24, 0, False)
+
+
+@pytest.mark.parametrize("first", [{"rate": 0.05}, None])
+def test_an_answer_is_judged_by_the_calibration_that_made_it(first):
+    adapter, known = opentta.adapt(tiny_vit(), "source"), torch.cat(batches(5, seed=1))
+    adapter.calibrate(None) if first is None else adapter.calibrate(known, **first)
+    outs = run(adapter, batches(12))
+    adapter.calibrate(known, rate=0.9)
+    told = adapter.feedback(
+        torch.cat([o.ticket for o in outs]), torch.full((72,), UNKNOWN), alpha=0.05
+    )
+    assert (told.counted, told.bets) == (72, 0)
+
+
+def test_a_shift_that_is_followed_is_the_adapted_models_alone():
+    adapter = opentta.adapt(tiny_vit(), "source")
+    adapter.calibrate(torch.cat(batches(5, seed=1)), rate=0.3, follow=True)
+    outs = run(adapter, [x * 0.3 for x in batches(20)])
+    told = adapter.feedback(
+        torch.cat([o.ticket for o in outs]), torch.full((120,), UNKNOWN), alpha=0.05
+    )
+    assert (told.counted, told.bets) == (120, 0)
+
+
+@pytest.mark.parametrize(
+    ("ticket", "labels", "message"),
+    [
+        (None, [1], "predict gives no tickets"),
+        ([0], ["cat"], "expected labels as whole numbers, got"),
+        ([0], None, "expected labels as whole numbers, got None"),
+    ],
+)
+def test_what_users_give(ticket, labels, message):
+    adapter = opentta.adapt(tiny_vit(), "tent")
+    adapter(batches(1)[0])
+    with pytest.raises(TicketError, match=message):
+        adapter.feedback(ticket, labels)
+    assert adapter.feedback([], []).counted == 0
+    assert adapter.feedback([0], [1], alpha=np.float32(0.05)).counted == 1
+
+
+def test_a_caller_who_changes_a_prediction_changes_no_answer():
+    adapter = opentta.adapt(tiny_vit(), "source")
+    adapter.calibrate(torch.cat(batches(5, seed=1)), rate=0.3)
+    out = adapter(batches(1)[0])
+    out.rejected.fill_(True)
+    assert adapter.feedback(out.ticket, torch.full((6,), UNKNOWN)).bets == 0
+
+
+def test_no_ticket_is_given_twice_in_one_process():
+    adapter = opentta.adapt(tiny_vit(), "tent")
+    state = adapter.state_dict()
+    old = adapter(batches(1)[0]).ticket
+    adapter.load_state_dict(state)
+    assert adapter(batches(1)[0]).ticket[0] == 6
+    with pytest.raises(TicketError, match="gone"):
+        adapter.feedback(old, torch.zeros(6, dtype=torch.int64))

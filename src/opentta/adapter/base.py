@@ -10,6 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, final
 
 import torch
@@ -97,10 +98,11 @@ class Adapter(Method):
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
-            with self.serving.counted(images):
+            with self.serving.whole(self.buffer):
                 if self.buffer is not None:
                     out = gathered(self, images, self.buffer)
                 else:
+                    self.serving.spending.images += len(images)
                     learn = self.serving.learns and self.serving.spending.due(images)
                     out = self._stepped(images) if learn else self._served(images)
             out = self.serving.noted(out, images)
@@ -125,7 +127,10 @@ class Adapter(Method):
     @final
     @in_turn
     def flush(self) -> None:
-        """Step on the samples that wait for their group to be whole; none wait after it."""
+        """Step on the samples that wait for their group to be whole; none wait after it.
+
+        Under ``every`` or ``budget`` they count as a group, which may not be learned from.
+        """
         if not self.serving.learns:
             remedy = "resume" if self.is_paused else "unfreeze"
             raise DecisionError(
@@ -133,8 +138,15 @@ class Adapter(Method):
                 f"it cannot step on the samples that wait: call adapter.{remedy}() first"
             )
         if self.buffer is not None and len(self.buffer):
-            with torch.inference_mode(False), torch.enable_grad(), self._precision():
-                self._stepped(self.buffer.take())
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                self._precision(),
+                self.serving.whole(self.buffer),
+            ):
+                images = self.buffer.take()
+                if self.serving.spending.due(images):
+                    self._stepped(images)
 
     @final
     @in_turn
@@ -227,7 +239,8 @@ class Adapter(Method):
         """
         self._refuse_without_source()
         if known is None:
-            self.serving.calibrated(StreamThreshold(self.backbone.device))
+            with torch.inference_mode(False):
+                self.serving.calibrated(StreamThreshold(self.backbone.device))
             return
         Calibration.check(rate)
         batches = [known] if isinstance(known, Tensor) else known
@@ -243,7 +256,13 @@ class Adapter(Method):
 
     @final
     @in_turn
-    def feedback(self, ticket: Tensor, labels: Tensor, *, alpha: float = 0.01) -> Feedback:
+    def feedback(
+        self,
+        ticket: Tensor | Sequence[int] | int,
+        labels: Tensor | Sequence[int] | int,
+        *,
+        alpha: float = 0.01,
+    ) -> Feedback:
         """Labels (b,) for images that were answered: they test the adapter and never train it.
 
         ``ticket``: (b,) of ``prediction.ticket``, of any call whose images are still kept (the
@@ -253,8 +272,8 @@ class Adapter(Method):
         bets passes 1 / ``alpha``, the adapted model is returned to the source and the adapter
         pauses until ``resume``. If it is no worse than the source, that ever happens with
         probability at most ``alpha``, provided that the images to label were not chosen by looking
-        at the answers. For UNKNOWN right means rejected; without set-aside images (``calibrate``)
-        such labels are counted, not bet on.
+        at the answers. For UNKNOWN right means rejected; without set-aside images (``calibrate``),
+        and with ``follow``, such labels are counted, not bet on.
 
         Example:
             >>> import timm, torch, opentta
@@ -264,7 +283,7 @@ class Adapter(Method):
             >>> adapter.feedback(prediction.ticket[:2], torch.tensor([3, 0])).counted
             2
         """
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < 1:
+        if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha < 1:
             raise ConfigError(f"expected alpha between 0 and 1, got {alpha!r}")
         serving = self.serving
         tickets, classes = checked_labels(ticket, labels, self.backbone.classes)
@@ -274,7 +293,8 @@ class Adapter(Method):
         source, adapted = serving.outcomes(new, answered, classes, by_source, rejects)
         serving.labels += len(new)
         evidence = serving.evidence
-        passed = evidence.walk(source, adapted, alpha=alpha) is not None and not self.is_paused
+        first = evidence.walk(source, adapted, alpha=float(alpha))
+        passed = first is not None and not self.is_paused
         if passed:
             with torch.inference_mode(False):
                 everywhere = torch.ones_like(self.valid)
@@ -294,7 +314,7 @@ class Adapter(Method):
     @final
     @in_turn
     def health(self) -> Health:
-        """How the adapter is doing, in plain numbers; the only call that waits for a GPU.
+        """How the adapter is doing, in plain numbers, read back from the device now.
 
         Example:
             >>> import timm, torch, opentta
@@ -439,6 +459,8 @@ class Adapter(Method):
         """Labels of the adapter as it started, and whether it rejects; None: not calibrated."""
         calibration = self.serving.calibration
         scored = calibration if isinstance(calibration, Calibration) and any_unknown else None
+        if scored and scored.recent is not None:  # the shift is of the adapted model's scores
+            scored = None
         labels: list[int] = [0] * len(answered)
         rejects: list[bool | None] = [None] * len(answered)
         with torch.inference_mode(False), torch.no_grad(), self._precision(), self._as_started():

@@ -21,22 +21,26 @@ def gathered(adapter: Any, images: Tensor, buffer: Buffer) -> Prediction:
     answers: list[Prediction] = []
     steps: list[Prediction] = []
     rest = images
+    spending = adapter.serving.spending
     if adapter._screens:
         bad = bad_images(images)
         if bool(bad.any()):  # read back from the device
             answers, rest = [adapter._served(images)], images[~bad]
+            spending.images += len(images) - len(rest)
     if not adapter.serving.learns:
+        spending.images += len(rest)
         return joined(
             answers or [adapter._served(images)], [], sweep=adapter.score_sweep is not None
         )
     to_answer = not answers
     if buffer.size not in (None, images.shape[2:]):  # a group has one size of image
-        steps.append(adapter._stepped(buffer.take()))
-    due = adapter.serving.spending.due
+        group = buffer.take()
+        steps += [adapter._stepped(group)] if spending.due(group) else []
     while len(rest):
         room = buffer.group - len(buffer)
         piece, rest = rest[:room], rest[room:]
-        if len(piece) == buffer.group and due(piece):
+        spending.images += len(piece)
+        if len(piece) == buffer.group and spending.due(piece):
             steps.append(adapter._stepped(piece))
             answers += steps[-1:] if to_answer else []
             continue
@@ -46,7 +50,7 @@ def gathered(adapter: Any, images: Tensor, buffer: Buffer) -> Prediction:
         buffer.push(piece)
         if len(buffer) == buffer.group:
             group = buffer.take()
-            steps += [adapter._stepped(group)] if due(group) else []
+            steps += [adapter._stepped(group)] if spending.due(group) else []
     return joined(answers, steps, sweep=adapter.score_sweep is not None)
 
 

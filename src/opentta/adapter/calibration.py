@@ -7,6 +7,7 @@ scores of the set-aside images are those of the current weights, as far as ``ALL
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class Calibration:
     @staticmethod
     def check(rate: float, count: int | None = None) -> None:
         """Refuse a rate that is none, and too few images for it."""
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate < 1:
             raise CalibrationError(
                 f"expected rate between 0 and 1, the share of known images that may be rejected, "
                 f"got {rate!r}"
@@ -116,12 +117,19 @@ class Calibration:
         self.seen += images
         credit = allowed(self.seen) - self.spent
         self.spent += max(0, math.floor(credit) - len(self.images))  # rest is not saved up
-        while allowed(self.seen) - self.spent >= CHUNK and self.age(moves):
+        chunk_size = min(CHUNK, len(self.images))
+        while allowed(self.seen) - self.spent >= chunk_size and self.age(moves):
             start = CHUNK * (int(self.moves.argmin()) // CHUNK)
             chunk = slice(start, min(start + CHUNK, len(self.images)))
             self.scores[chunk] = score(unpacked(self.images[chunk])).to(self.scores)
             self.moves[chunk] = moves
             self.spent += chunk.stop - chunk.start
+
+    def start_again(self) -> None:
+        """The weights are those of the start: so is what is paid for, and no shift is known."""
+        self.seen = self.spent = 0
+        if self.recent is not None:
+            self.recent.values.fill_(torch.nan)
 
     def age(self, moves: int) -> int:
         """Moves of the weights since the oldest score."""
@@ -168,6 +176,10 @@ class StreamThreshold:
         """Which of ``scores`` (B,) lie beyond the cut."""
         return Decision(scores > two_group_cut(self.recent.values), None)
 
+    def start_again(self) -> None:
+        """Scores of another version of the weights say nothing of this one's."""
+        self.recent.values.fill_(torch.nan)
+
     def to(self, device: torch.device) -> None:
         """Move the window."""
         self.recent.values = self.recent.values.to(device)
@@ -211,9 +223,11 @@ def two_group_cut(values: Tensor) -> Tensor:
     best = torch.where(inside, cost, torch.inf).argmin()
     after = (best + 1).clamp_max(len(x) - 1)
     one_group = total * 0.5 * spread(total, sums[-1], squares[-1]).log()
-    better = cost[best] + 1.5 * total.clamp_min(1).log() < one_group  # three numbers more
-    usable = (count >= ENOUGH) & (x[after] > x[best]) & better
-    return torch.where(usable, (x[best] + x[after]) / 2, torch.inf).to(values)
+    least_cost = cost.gather(0, best[None])[0]  # an index would be read back
+    below, above = x.gather(0, torch.stack([best, after]))
+    better = least_cost + 1.5 * total.clamp_min(1).log() < one_group  # three numbers more
+    usable = (count >= ENOUGH) & (above > below) & better
+    return torch.where(usable, (below + above) / 2, torch.inf).to(values)
 
 
 def restored(values: Mapping[str, Tensor], device: torch.device) -> Calibration | StreamThreshold:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -212,6 +213,8 @@ def _replace(path: Path, data: bytes) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{DRAFT}")
     try:
         with draft.open("xb") as file:
+            with suppress(FileNotFoundError):  # who may read the old file may read the new one
+                draft.chmod(stat.S_IMODE(path.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

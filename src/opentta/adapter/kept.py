@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class Kept:
         """The tickets of a call: (B,) int64. Its images stay until ``most`` later ones came."""
         ticket = torch.arange(self.next, self.next + len(images))
         if self.most:
-            rejected = None if out.decision is None else out.decision.rejected
+            rejected = None if out.decision is None else out.decision.rejected.clone()
             self._answered.append(Answered(self.next, in_bytes(images), out.labels, rejected))
         self.next += len(images)
         while self._answered and self._answered[0].end <= self.next - self.most:
@@ -106,11 +107,17 @@ class Kept:
         )
 
 
-def checked_labels(ticket: Tensor, labels: Tensor, classes: int) -> tuple[list[int], list[int]]:
+def checked_labels(ticket: Any, labels: Any, classes: int) -> tuple[list[int], list[int]]:
     """Tickets and labels (b,) as numbers; what is neither a class nor UNKNOWN is refused."""
+    if ticket is None:
+        raise TicketError("predict gives no tickets: expected prediction.ticket of adapter(images)")
     pair = []
     for name, given in (("tickets", ticket), ("labels", labels)):
-        values = torch.as_tensor(given).detach().cpu()
+        try:
+            values = torch.as_tensor(given).detach().cpu()
+        except (TypeError, ValueError, RuntimeError):
+            raise TicketError(f"expected {name} as whole numbers, got {given!r}") from None
+        values = values if values.numel() else values.long()
         if values.dtype == torch.bool or values.is_floating_point() or values.is_complex():
             raise TicketError(f"expected {name} as whole numbers, got {values.dtype}")
         pair.append(values.reshape(-1).tolist() if values.ndim < 2 else None)

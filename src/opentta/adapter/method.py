@@ -245,7 +245,8 @@ class Method(ABC):
 
     def _stepped(self, images: Tensor) -> Prediction:
         """One step; with ``graph`` it is played back."""
-        self.serving.moves += bool(self.params)  # where nothing adapts, no weight moves
+        remembers = self.params or dataclasses.fields(self.state)
+        self.serving.moves += bool(remembers)  # where nothing adapts, no answer moves
         self.serving.spending.spent += self.serving.spending.cost(len(images))
         with self._clock.timed():
             return self._timed_step(images)

@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, field, replace
 import torch
 from torch import Tensor
 
+from opentta.adapter.buffer import Buffer
 from opentta.adapter.calibration import Calibration, Score, StreamThreshold, restored
 from opentta.adapter.evidence import Evidence
 from opentta.adapter.kept import Answered, Kept
@@ -17,7 +18,10 @@ from opentta.adapter.spending import Spending
 from opentta.errors import StateError
 from opentta.types import UNKNOWN, Prediction
 
-NUMBERS = ("samples", "moves", "labels", "bets_from", "decided", "is_frozen", "is_paused")
+NUMBERS = (
+    *("samples", "moves", "labels", "bets_from", "decided", "decided_from"),
+    *("is_frozen", "is_paused"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Serving:
     labels: int = 0
     samples: int = 0
     decided: int = 0  # images, since ``calibrate``
+    decided_from: int = 0  # ticket from which on this calibration decided
     moves: int = 0  # of the weights: the number of their version
     is_frozen: bool = False  # by the user
     is_paused: bool = False  # by an alarm
@@ -54,19 +59,23 @@ class Serving:
         return not (self.is_frozen or self.is_paused)
 
     @contextmanager
-    def counted(self, images: Tensor) -> Iterator[None]:
-        """A call happens inside: what it spends is counted, unless it fails."""
-        before, moves = copy(self.spending), self.moves
-        self.spending.images += len(images)
+    def whole(self, buffer: Buffer | None) -> Iterator[None]:
+        """A call happens inside: if its first step fails, nothing is spent and all still wait."""
+        spending, moves = copy(self.spending), self.moves
+        waiting = None if buffer is None else dict(buffer.tensors())
         try:
             yield
         except BaseException:
-            self.spending, self.moves = before, moves
+            if self.moves <= moves + 1:
+                self.spending = spending
+                if buffer is not None and waiting is not None:
+                    buffer.load(waiting)
             raise
 
     def calibrated(self, calibration: Calibration | StreamThreshold) -> None:
         """Decide by ``calibration`` from now on."""
         self.calibration, self.decided = calibration, 0
+        self.decided_from = self.kept.next
         self.rejected.zero_()
 
     def noted(self, out: Prediction, images: Tensor) -> Prediction:
@@ -87,6 +96,8 @@ class Serving:
     def moved(self, score: Score) -> None:
         """The weights jumped: all set-aside scores are of another model."""
         self.moves += 1
+        if self.calibration is not None:
+            self.calibration.start_again()
         if isinstance(self.calibration, Calibration):
             self.calibration.score_all(score, moves=self.moves)
 
@@ -114,13 +125,13 @@ class Serving:
         for place in places:
             one, label = answered[place], labels[place]
             by_source, source_rejects = source_labels[place], source_rejected[place]
-            if one.first < self.bets_from:
+            if one.first < self.bets_from or int(one.labels) == UNKNOWN:  # a bad image: no answer
                 continue
             if label != UNKNOWN:
                 source.append(by_source == label)
                 adapted.append(int(one.labels) == label)
-            elif one.rejected is not None and source_rejects is not None:
-                source.append(source_rejects)
+            elif one.first >= self.decided_from and None not in (one.rejected, source_rejects):
+                source.append(bool(source_rejects))
                 adapted.append(bool(one.rejected))
         return source, adapted
 
@@ -164,5 +175,5 @@ class Serving:
         calibration = restored(inner, device) if inner else None
         flags = {name: bool(fields.pop(name)) for name in ("is_frozen", "is_paused")}
         evidence = Evidence(source_only, adapted_only)
-        kept = Kept(self.kept.most, first=ticket)
+        kept = Kept(self.kept.most, first=max(ticket, self.kept.next))  # none is given twice here
         return Serving(kept, spending, rejected, calibration, evidence, **fields, **flags)

@@ -21,7 +21,7 @@ SAVED = 16  # steps, the most credit that is kept
 AWAKE = 16  # steps after a change, before credit is saved again
 CHANGED = 4.0  # standard errors of a group's mean
 MEMORY = 0.9  # weight of the past in what the stream looks like, per group
-NUMBERS = ("images", "spent", "groups", "awake")
+NUMBERS = ("images", "spent", "forgone", "groups", "awake")
 
 
 class Spending:
@@ -44,6 +44,7 @@ class Spending:
         """Nothing was seen and spent."""
         self.images = self.groups = 0
         self.spent = 0.0  # forwards
+        self.forgone = 0.0  # forwards that were paid for and can no longer be spent
         self.awake = AWAKE  # steps that are still made as soon as they are paid for
         self.look = torch.zeros(2, 3, dtype=torch.float64)  # mean and variance; 0: nothing seen
 
@@ -56,8 +57,8 @@ class Spending:
         if self._has_changed(images):
             self.awake = AWAKE
         step, paid = self.cost(len(images)), budget * self.images
-        self.spent = max(self.spent, paid - SAVED * step)
-        credit = paid - self.spent
+        self.forgone += max(0.0, paid - self.spent - self.forgone - SAVED * step)
+        credit = paid - self.spent - self.forgone
         if credit < 0 or not (self.awake or credit >= (SAVED - 1) * step):
             return False
         self.awake = max(0, self.awake - 1)
@@ -67,13 +68,18 @@ class Spending:
         """Whether the group looks unlike those before it; they are remembered."""
         seen = appearance(images).double().cpu()  # (g, 3); reads back
         mean, variance = seen.mean(dim=0), seen.var(dim=0, correction=0)
-        past, past_variance = self.look
-        error = ((past_variance + variance) / len(seen)).sqrt().clamp_min(1e-9)
-        known = bool(past_variance.any())
+        past, spread = self.look
+        error = ((spread + variance) / len(seen)).sqrt()
+        known = bool(spread.all())  # one image has none
         changed = known and bool(((mean - past).abs() > CHANGED * error).any())
-        keep = MEMORY if known and not changed else 0.0
+        if changed:
+            self.look = torch.stack([mean, spread])
+            return True
+        if past.any():
+            variance = (seen - past).square().mean(dim=0)
+        keep = MEMORY if known else 0.0
         self.look = keep * self.look + (1 - keep) * torch.stack([mean, variance])
-        return changed
+        return False
 
     def tensors(self) -> dict[str, Tensor]:
         """What a saved state holds."""
@@ -89,7 +95,7 @@ class Spending:
             self.look = values["look"].cpu().reshape(2, 3).clone()
         except (KeyError, RuntimeError, ValueError) as error:
             raise StateError(f"the saved spending does not fit: {error}") from None
-        self.spent = numbers.pop("spent")
+        self.spent, self.forgone = numbers.pop("spent"), numbers.pop("forgone")
         for name, value in numbers.items():
             setattr(self, name, int(value))
 
