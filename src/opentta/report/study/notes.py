@@ -8,7 +8,6 @@ from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_ta
 from opentta.bench.store.places import CLEAN, Place
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
-from opentta.report.study.streams import sentences
 from opentta.report.study.values import Entry, plural, row_of
 
 REJECTED = (
@@ -68,9 +67,11 @@ def paper_footnote(value: PaperValue) -> str:
     return f"The paper's {value.value} {verdict}: {value.reason}. {end}"
 
 
-def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
-    """What is missing, left out, mixed, or not like the paper: one sentence each."""
-    out = _stated(section)
+def comparison_notes(
+    section: Section, paper: PaperTable | None, said: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What is ``said`` already, missing, left out, mixed, not like the paper: a sentence each."""
+    out = [*_stated(section), *said]
     if not section.planned:
         out.append("No plan names these cells: what else was asked for is not known.")
     if section.paper and paper is None:
@@ -80,9 +81,11 @@ def comparison_notes(section: Section, paper: PaperTable | None) -> tuple[str, .
     return (*out, *gaps(section), *warnings(section.records, shapes=section.kind == "streams"))
 
 
-def print_notes(section: Section, paper: PaperTable | None) -> tuple[str, ...]:
+def print_notes(
+    section: Section, paper: PaperTable | None, said: Sequence[str] = ()
+) -> tuple[str, ...]:
     """The notes that a reader in print needs: nothing about one machine or folder."""
-    out = [*_stated(section), *_beside_paper(section, paper)]
+    out = [*_stated(section), *said, *_beside_paper(section, paper)]
     mixed = warnings(section.records, local=False, shapes=section.kind == "streams")
     return (*out, *gaps(section, brief=True), *mixed)
 
@@ -93,7 +96,7 @@ def _stated(section: Section) -> list[str]:
     for column in section.columns:
         if not (column.group or column.name) and column.oods[0].count("+") > 1:
             out.append(f"{column.label}: {column.oods[0].replace('+', ', ')} in one stream.")
-    return [*out, *(sentences(section) if section.kind == "streams" else ())]
+    return out
 
 
 def _beside_paper(section: Section, paper: PaperTable | None) -> list[str]:

@@ -6,8 +6,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from opentta.report.tables.cell import TableCell
 from opentta.report.tables.listing import Listing
-from opentta.report.tables.table import Block, Table, TableCell
+from opentta.report.tables.table import Block, Table
 
 _WIDE = 8  # columns of values from which the table is scaled to the width of the text
 _ESCAPES = {

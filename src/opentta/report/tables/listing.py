@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from opentta.report.study.values import Row
 
 
 @dataclass(frozen=True)
@@ -19,3 +22,9 @@ class Listing:
     lines: tuple[tuple[str, ...], ...]
     fields: tuple[str, ...] = ()  # of the CSV, which has every digit and may have more lines
     values: tuple[Sequence[Any], ...] = ()
+
+
+def identity(row: Row) -> list[str]:
+    """What names a row in every CSV: name, method, settings, backbone, ID set."""
+    settings = json.dumps(dict(row.settings)) if row.settings else ""
+    return [row.name, row.method, settings, row.backbone, row.id]

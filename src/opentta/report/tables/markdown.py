@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from opentta.report.study.provenance import facts
 from opentta.report.study.section import Section
+from opentta.report.tables.cell import TableCell
 from opentta.report.tables.listing import Listing
-from opentta.report.tables.table import Block, Table, TableCell
+from opentta.report.tables.table import Block, Table
 
 
 def to_markdown(table: Table, section: Section | None = None) -> str:

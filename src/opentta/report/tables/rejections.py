@@ -13,9 +13,8 @@ from opentta.report.study.provenance import facts
 from opentta.report.study.section import Section
 from opentta.report.study.streams import StreamKey
 from opentta.report.study.values import AVERAGE, Column, Row, Value
-from opentta.report.tables.listing import Listing
-from opentta.report.tables.table import TableCell
-from opentta.report.tables.tidy import identity
+from opentta.report.tables.cell import TableCell
+from opentta.report.tables.listing import Listing, identity
 
 MEASURED = ("false_rejection", "true_rejection", "fpr95", "all_acc", "accepted_acc")
 HEADS = (

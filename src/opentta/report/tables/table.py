@@ -6,7 +6,6 @@ stand beside the paper's where the section names one of its tables.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,9 @@ from itertools import product
 from opentta.bench.paper.tables import PaperTable, PaperValue, paper_table, paper_tables
 from opentta.report.study.notes import caption, comparison_notes, paper_footnote, print_notes
 from opentta.report.study.section import Section
+from opentta.report.study.streams import sentences
 from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Row, fixed
+from opentta.report.tables.cell import TableCell
 
 PRINTED = ("acc", "auroc", "h")
 """Measures of the paper's tables; the others are in the CSV and on the page."""
@@ -65,58 +66,6 @@ class Heading:
     def label(self) -> str:
         """Short name of the measure."""
         return MEASURES[self.measure].label
-
-
-@dataclass(frozen=True)
-class TableCell:
-    """One value of a table.
-
-    Example:
-        >>> TableCell("ok", 65.234, 0.31).text, TableCell("failed").text, TableCell("none").text
-        ('65.2', 'failed', '')
-    """
-
-    state: str  # of Value: ok partial undefined failed missing none
-    value: float | None = None
-    std: float | None = None
-    mark: str = ""  # "14/15": cells in the mean, where some are not there
-    best: bool = False
-    paper: float | None = None  # as printed
-    paper_std: float | None = None
-    difference: float | None = None  # ours - the paper's, or its correction; of complete means
-    footnotes: tuple[int, ...] = ()  # of the paper's value, from 1
-    decimals: int = 1
-
-    @property
-    def text(self) -> str:
-        """The mean as printed, or a word that says why there is none."""
-        if self.value is not None:
-            return fixed(self.value, self.decimals)
-        return {"undefined": "n/a", "none": ""}.get(self.state, self.state)
-
-    @property
-    def std_text(self) -> str:
-        """The deviation as printed, empty for one seed."""
-        return self._optional(self.std)
-
-    @property
-    def paper_text(self) -> str:
-        """The paper's value as printed; empty where there is none, as the next two."""
-        return self._optional(self.paper)
-
-    @property
-    def paper_std_text(self) -> str:
-        """The paper's deviation as printed."""
-        return self._optional(self.paper_std)
-
-    @property
-    def difference_text(self) -> str:
-        """The signed difference as printed."""
-        return self._optional(self.difference, "+")
-
-    def _optional(self, number: float | None, sign: str = "") -> str:
-        missing = number is None or math.isnan(number)
-        return "" if number is None or missing else fixed(number, self.decimals, sign)
 
 
 @dataclass(frozen=True)
@@ -227,6 +176,7 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
             rows.append(TableRow(row, tuple(cells)))
         if rows:
             blocks.append(Block(backbone, id, severity, _best(rows, headings)))
+    said = sentences(section) if section.kind == "streams" else []
     return Table(
         preset=section.preset,
         title=section.title or section.preset,
@@ -234,8 +184,8 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
         headings=tuple(headings),
         blocks=tuple(blocks),
         footnotes=tuple(footnotes),
-        notes=comparison_notes(section, paper),
-        print_notes=print_notes(section, paper),
+        notes=comparison_notes(section, paper, said),
+        print_notes=print_notes(section, paper, said),
     )
 
 

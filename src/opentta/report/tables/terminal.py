@@ -12,7 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
-from opentta.report.tables.table import Block, Heading, Table, TableCell, TableRow
+from opentta.report.tables.cell import TableCell
+from opentta.report.tables.table import Block, Heading, Table, TableRow
 
 LEGEND = "* best complete value of its column; 14/15: mean of 14 of the 15 cells asked for; "
 LEGEND += "cost: × a plain forward; MiB: peak memory (the best of both without source)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from opentta.bench.paper.tables import PaperValue, paper_table, paper_tables
 from opentta.metrics.summary import SHARES
 from opentta.report.study.section import Section
 from opentta.report.study.values import Row, reading, row_of
+from opentta.report.tables.listing import identity
 from opentta.report.tables.table import MEASURES, Heading, compared, paper_cell
 
 VALUE_FIELDS = (
@@ -97,12 +97,6 @@ def _cells(section: Section) -> Iterator[list[Any]]:
             ),
             *(place.seed, place.hash, each.state, record.reason if record else "", *values),
         ]
-
-
-def identity(row: Row) -> list[str]:
-    """What names a row in every CSV: name, method, settings, backbone, ID set."""
-    settings = json.dumps(dict(row.settings)) if row.settings else ""
-    return [row.name, row.method, settings, row.backbone, row.id]
 
 
 def to_csv(fields: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
