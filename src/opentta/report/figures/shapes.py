@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from opentta.metrics.measures import Array
-from opentta.report.figures.corruptions import draw_heat
 from opentta.report.figures.figure import Figure, Omission, Panel
+from opentta.report.figures.heat import draw_heat
 from opentta.report.study.scope import Scope, basis_of
 from opentta.report.study.streams import gains, sentences
 
