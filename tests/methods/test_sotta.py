@@ -8,7 +8,7 @@ import torch
 import opentta
 from opentta.errors import ConfigError, ShapeError
 from opentta.methods.sotta import Sotta
-from opentta.testing import batches
+from opentta.testing import batches, weights
 
 
 def plain(model, x):
@@ -190,10 +190,10 @@ def test_images_of_another_size_are_refused_and_change_nothing():
 
     adapter = adapt(tiny_vit(dynamic_img_size=True), threshold=0.0)
     adapter(batches(1)[0])
-    before = adapter.state_dict()
+    before = weights(adapter)
     with pytest.raises(ShapeError, match="holds 32x32 images, got 40x40"):
         adapter(torch.rand(2, 3, 40, 40, generator=torch.Generator().manual_seed(0)))
-    after = adapter.state_dict()
+    after = weights(adapter)
     assert all(torch.equal(before[n], after[n]) for n in before)
 
 

@@ -12,7 +12,7 @@ from opentta.metrics.by_image import pack_counts
 from opentta.report.figures.figure import Figure, Omission
 from opentta.report.figures.figures import figures_of, write_figures
 from opentta.report.page.summary import findings, headline, tiles
-from opentta.report.study.notes import caption, comparison_notes
+from opentta.report.study.notes import caption
 from opentta.report.study.streams import by_shape, gains, plus_minus, sentences
 from opentta.report.study.study import load_study
 from opentta.report.tables.shapes import shapes_table
@@ -78,7 +78,7 @@ def test_a_gain_is_a_mean_over_seeds_against_the_source_of_the_same_stream(store
     assert "worst -20.0 (few-10, fog 3, textures), mean -7.5; in the last third" in tent
     assert "steady against source: 0 of 8" in steady and "mean +5.0" in steady
     assert rule == "Below: more than a point of accuracy; no standard errors are stored."
-    assert tent in comparison_notes(section, None)
+    assert tent in build_table(section).notes
 
 
 def test_cells_without_last_thirds_say_nothing_of_them(store):
