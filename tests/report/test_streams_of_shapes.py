@@ -16,6 +16,7 @@ from opentta.report.study.notes import caption
 from opentta.report.study.streams import by_shape, gains, plus_minus, sentences
 from opentta.report.study.study import load_study
 from opentta.report.tables.shapes import shapes_table
+from opentta.report.tables.table import build_table
 from opentta.report.tables.tidy import cells_csv
 from opentta.report.write import write_report
 
