@@ -78,7 +78,8 @@ class Prediction:
     @property
     def p_value(self) -> Tensor:
         """The share of known images that look as unknown as each image: (B,) in (0, 1]."""
-        if self.rejected is not None and self.decision and self.decision.p_value is not None:
+        _ = self.rejected  # without a calibration the error is that one's
+        if self.decision is not None and self.decision.p_value is not None:
             return self.decision.p_value
         raise DecisionError(
             "adapter.calibrate(None) knows no image that is surely known, so there are no "

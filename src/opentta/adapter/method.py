@@ -75,10 +75,9 @@ class Method(ABC):
     needs_source: bool = False  # wants fit_source before it can run; may depend on the config
     synchronises: ClassVar[bool] = False  # step() reads tensors into Python, or counts there
     grid: ClassVar[Sequence[Stage]] = ()  # what `opentta tune` searches, stage after stage
-    score_sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = (
-        None  # a field of the score alone,
-    )
-    # and the values for which details["ood_score_by_alpha"] holds a score: (B, values)
+    score_sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = None
+    # a field of the score alone, and the values for which details["ood_score_by_alpha"] holds a
+    # score: (B, values)
     bibtex: ClassVar[str] = ""
     policy: Policy = Policy()  # the method's default; an adapter has its own
     kept_by_guard: ClassVar[tuple[str, ...]] = ()  # fields of the state that the guard leaves

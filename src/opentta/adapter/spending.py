@@ -73,7 +73,7 @@ class Spending:
         known = bool(spread.all())  # one image has none
         changed = known and bool(((mean - past).abs() > CHANGED * error).any())
         if changed:
-            self.look = torch.stack([mean, spread])
+            self.look = torch.stack([mean, variance if bool(variance.all()) else spread])
             return True
         if past.any():
             variance = (seen - past).square().mean(dim=0)

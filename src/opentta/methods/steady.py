@@ -251,16 +251,16 @@ class Steady(Adapter):
         logits = (raw.logits - lean).to(raw.logits)
         return Look(raw, logits, (raw.ood_logits - lean).to(logits), entropy(logits))
 
-    def _entropy_loss(self, seen: Look, mask: Tensor, familiar: Tensor) -> Tensor:
+    def _entropy_loss(self, seen: Look, mask: Tensor, familiar: Tensor | float) -> Tensor:
         """Entropy weighted by itself and by ``familiar``, times the share of masked samples."""
         weighted = self_weighted_entropy(seen.h, mask * familiar, detach=True)
         return weighted * mask.float().mean()
 
-    def _familiar(self, seen: Look) -> Tensor:
-        """The share of recent samples whose energy is higher, if asked for; else 1: (B,)."""
-        values = self._energy(seen.raw.logits).float()
+    def _familiar(self, seen: Look) -> Tensor | float:
+        """The share of recent samples whose energy is higher, if asked for: (B,); else 1."""
         if self.config.familiar == "off":
-            return torch.ones_like(values)
+            return 1.0
+        values = self._energy(seen.raw.logits).float()
         recent = self.state.recent.values
         higher = (recent > values[:, None]).sum(dim=1)  # NaN, an empty place, is never higher
         return higher / (~recent.isnan()).sum().clamp_min(1)
