@@ -116,7 +116,7 @@ def test_the_affine_acts_per_channel_on_q_k_and_v(images):
         network.affine[0].weight.normal_(std=0.1, generator=generator())
         network.affine[0].bias.normal_(std=0.1, generator=generator())
     z, qkv = torch.randn(2, 9, 48), torch.randn(2, 9, 3, 3, 16)
-    out = network.editor(similarity=False)(0, z, qkv)
+    out, _ = network.edit(0, similarity=False)(z, qkv)
     u = network.token[0](z[:, 1:]).mean(1) + z[:, 0]
     six = network.affine[0](u).split(48, dim=1)
     for part in range(3):
@@ -130,7 +130,7 @@ def test_a_token_affine_gives_each_token_its_own():
     with torch.no_grad():
         network.affine[0].weight.normal_(std=0.1, generator=generator())
     z, qkv = torch.randn(2, 9, 48), torch.randn(2, 9, 3, 3, 16)
-    out = network.editor(similarity=False)(0, z, qkv)
+    out, _ = network.edit(0, similarity=False)(z, qkv)
     six = network.affine[0](network.token[0](z) + z[:, :1]).split(48, dim=2)
     expected = (1 + six[0]) * qkv[:, :, 0].flatten(2) + six[1]
     assert torch.allclose(out[:, :, 0].flatten(2), expected, atol=1e-5)
@@ -164,13 +164,13 @@ def reference_step(model, images, c):
     def forward():
         features = []
 
-        def edit(block, z, qkv):
+        def edit(z, qkv):
             f = affine.token[0](z[:, 1:])
             features.append(f)
             six = affine.affine[0](f.mean(1) + z[:, 0]).view(len(z), 1, 3, 2, b.heads, -1)
-            return qkv * (1 + six[:, :, :, 0]) + six[:, :, :, 1]
+            return qkv * (1 + six[:, :, :, 0]) + six[:, :, :, 1], None
 
-        trace = b.trace(images, edit)
+        trace = b.trace(images, lambda block: edit)
         return trace.logits, b.classify(ladder(trace.class_tokens)), features
 
     def h_of(logits):

@@ -1,5 +1,7 @@
 """timm, torchvision and Hugging Face behind one protocol: the user's own logits, always."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -51,10 +53,10 @@ def test_an_edit_that_changes_nothing_changes_nothing(family, images):
 
     def edit(block, z, qkv):
         seen.append((block, z.shape, qkv.shape))
-        return qkv
+        return qkv, None
 
     with torch.no_grad():
-        out = backbone(images, edit)
+        out = backbone.trace(images, lambda block: partial(edit, block)).logits
     assert (out - own_logits(family, images)).abs().max() < 1e-4
     assert [s[0] for s in seen] == list(range(backbone.depth))
     tokens = seen[0][1][1]
@@ -66,13 +68,14 @@ def test_an_edit_reaches_q_k_and_v(family, images):
     plain = own_logits(family, images)
     for part in range(3):
 
-        def edit(block, z, qkv, part=part):
+        def edit(z, qkv, part=part):
             scale = torch.ones(qkv.shape[1], 3)
             scale[1::2, part] = 3.0  # every second token: no norm and no softmax cancels that
-            return qkv * scale[:, :, None, None]
+            return qkv * scale[:, :, None, None], None
 
         with torch.no_grad():
-            assert (backbone(images, edit) - plain).abs().max() > 1e-4, "qkv"[part]
+            out = backbone.trace(images, lambda block: edit).logits
+        assert (out - plain).abs().max() > 1e-4, "qkv"[part]
 
 
 @pytest.mark.parametrize("method", ["tent", "ladder_affine"])

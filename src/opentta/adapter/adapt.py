@@ -37,9 +37,9 @@ def adapt(
     ImageNet models know theirs. ``preprocess``: from a PIL image to a tensor (3, H, W) in [0, 1],
     for ``adapter.preprocess``, where a model does not carry its own. ``fields`` override the
     method's config, its policy (``group``, ``guard``) or the execution options (``strict``,
-    ``precision``, ``view_chunk``, ``graph``, ``keep``). The model itself is not changed; the
-    adapter lies where it lies (``adapter.to(device)`` moves it) and computes in its type. A
-    ``torch.autocast`` of the caller has no effect on that.
+    ``precision``, ``view_chunk``, ``graph``, ``compile``, ``keep``). The model itself is not
+    changed; the adapter lies where it lies (``adapter.to(device)`` moves it) and computes in its
+    type. A ``torch.autocast`` of the caller has no effect on that.
 
     Example:
         >>> import timm, torch, opentta

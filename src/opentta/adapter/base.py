@@ -200,7 +200,7 @@ class Adapter(Method):
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
         self._told.autocast(self.backbone.device, own=self._autocasts)
-        with torch.inference_mode(False), torch.enable_grad(), self._precision(source=True):
+        with torch.inference_mode(False), torch.enable_grad(), self._precision():
             with self._as_started():  # source data is for the source model
                 learned = self.fit(source_images(loader, self.backbone))
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}

@@ -43,7 +43,11 @@ from opentta.version import __version__
 DRAFT, LOCK = "opentta-draft", "opentta-lock"  # how the names of files in the making end
 WAIT = 60  # seconds for another save of the same file
 LONGEST = 100_000_000  # bytes of a header, by the format
-BY_LOAD = ("graph", "precision")  # execution options that belong to a device: ``load`` is told
+BY_LOAD = (
+    "graph",
+    "precision",
+    "compile",
+)  # execution options that belong to a device: ``load`` is told
 
 
 def save(adapter: Adapter, path: str | os.PathLike[str]) -> None:
@@ -87,14 +91,15 @@ def load(
     device: torch.device | str | int | None = None,
     graph: bool = False,
     precision: str = "full",
+    compile: bool = False,
     preprocess: Callable[[Any], Any] | None = None,
 ) -> Adapter:
     """The adapter that ``save`` wrote to ``path``, around ``model``, to go on where it was.
 
     ``model`` is the source model of then; it is not changed. The adapter lies where it lies, or on
-    ``device``. ``graph``, ``precision`` and ``preprocess`` as in ``adapt``: they are not in the
-    file. On the same kind of device the next answers have the same bits. Random numbers are other
-    ones on another kind: there they start from the seed, and a warning says so.
+    ``device``. ``graph``, ``precision``, ``compile`` and ``preprocess`` as in ``adapt``: they are
+    not in the file. On the same kind of device the next answers have the same bits. Random numbers
+    are other ones on another kind: there they start from the seed, and a warning says so.
 
     Another model, another version of the method, a damaged file and one of something else are
     refused by ``StateError``; a file that is not there by ``StateFileError``, which is also an
@@ -116,7 +121,7 @@ def load(
             f"{method.version}, which computes something else. Go on with opentta "
             f"{told['opentta']}, which saved it, or start again with opentta.adapt"
         )
-    given = {"graph": graph, "precision": precision}
+    given = {"graph": graph, "precision": precision, "compile": compile}
     execution = make_config(Execution, {**told["execution"], **given}, what="execution")
     with _telling(path):
         adapter = adapt(
@@ -133,7 +138,8 @@ def load(
         adapter.to(device)
     here = adapter.backbone.device
     refuse_gpu_options(execution, here)
-    adapter.execution = execution  # only now: a model is moved before it may have these
+    with torch.inference_mode(False):
+        adapter._run_by(execution)  # only now: a model is moved before it may have these
     moved = here.type != told["device"]
     with _telling(path):
         adapter.load_state_dict(state, reseed=moved)

@@ -27,12 +27,12 @@ from opentta.adapter.images import (
 from opentta.adapter.kept import Kept
 from opentta.adapter.recording import Part, Replay, detached
 from opentta.adapter.serving import Serving
-from opentta.adapter.snapshot import Snapshot
+from opentta.adapter.snapshot import Snapshot, weights_hash
 from opentta.adapter.spending import Spending
 from opentta.adapter.words import Told
 from opentta.config import Execution, Policy
 from opentta.errors import NothingToAdaptError, SourceDataError
-from opentta.models.backbone import Backbone
+from opentta.models.backbone import Backbone, compiler_fault
 from opentta.models.preprocess import Preprocess, preprocess_of
 from opentta.parts.losses import entropy
 from opentta.parts.optim import Adam, Sgd
@@ -101,11 +101,20 @@ class Method(ABC):
         self.policy = type(self).policy if policy is None else policy
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
+        # read before frozen weights are rounded
+        self.weights_hash = weights_hash(backbone.model) if self._rounds else None
         self._lock = threading.RLock()
         self._told = Told()
         self._begin()
         spending = Spending(self.policy, partial(forwards, type(self), self.config, self.policy))
         self.serving = Serving(Kept(execution.keep), spending, torch.zeros_like(self._faults))
+
+    def _run_by(self, execution: Execution) -> None:
+        """Begin again with other options, before anything was learned."""
+        self.execution = execution
+        if self._rounds and self.weights_hash is None:
+            self.weights_hash = weights_hash(self.backbone.model)
+        self._begin()
 
     def _begin(self) -> None:
         """All that stands around the backbone, which is the source model now, where it lies."""
@@ -123,6 +132,9 @@ class Method(ABC):
         for param in self.params:
             param.data = param.data.float() if self._low else param.data
             param.requires_grad_(True)
+        if self._rounds:
+            self._round_frozen()
+        self._compile()
         self.valid = torch.ones((), dtype=torch.bool, device=device)
         self._screens = device.type != "cpu" and not self.execution.strict
         self._faults = torch.zeros((), dtype=torch.int64, device=device)
@@ -132,6 +144,22 @@ class Method(ABC):
         self.tally = Tally(device)
         self._clock = Clock(device)
         self._snapshot = Snapshot(self)
+
+    def _round_frozen(self) -> None:
+        """Frozen weights in bfloat16, once: what is adapted and the norm layers stay float32."""
+        masters = [*self.params, *(p for norm in self.backbone.norms() for p in norm.parameters())]
+        kept = {id(p) for p in masters}
+        for param in self.backbone.model.parameters():
+            if id(param) not in kept:
+                param.data = param.data.to(torch.bfloat16)
+
+    def _compile(self) -> None:
+        """Blocks by torch.compile where that was asked for and works."""
+        asked, device = self.execution.compile, self.backbone.device.type
+        fault = compiler_fault(device) if asked else ""
+        if fault:
+            self._told.no_compiler(device, fault)
+        self.backbone.is_compiled = asked and not fault
 
     # What a method writes -----------------------------------------------------------------
 
@@ -314,16 +342,21 @@ class Method(ABC):
         return self.backbone.dtype in (torch.bfloat16, torch.float16)
 
     @property
+    def _rounds(self) -> bool:
+        """Whether frozen weights of a wider model are kept in bfloat16."""
+        return self.execution.precision == "bfloat16" and not self._low
+
+    @property
     def _autocasts(self) -> bool:
         return self._low or self.execution.precision == "bfloat16"
 
     @contextmanager
-    def _precision(self, *, source: bool = False) -> Iterator[None]:
-        """Autocast as the execution or a model of 16 bits asks for; ``source``: as the model."""
-        asked = self.execution.precision == "bfloat16" and not source
-        kind = torch.bfloat16 if asked or not self._low else self.backbone.dtype
+    def _precision(self) -> Iterator[None]:
+        """Autocast as the execution or a model of 16 bits asks for."""
+        asked = self.execution.precision == "bfloat16"
+        kind = torch.bfloat16 if asked else self.backbone.dtype
         # No cache: modules that step between the two passes would be read as they were
         with torch.autocast(
-            self.backbone.device.type, kind, enabled=asked or self._low, cache_enabled=False
+            self.backbone.device.type, kind, enabled=self._autocasts, cache_enabled=False
         ):
             yield

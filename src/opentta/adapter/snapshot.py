@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opentta.config import Policy
 from opentta.errors import StateError
@@ -67,7 +67,6 @@ class Snapshot:
 
     def __init__(self, adapter: Any) -> None:
         self.initial = {name: t.detach().clone() for name, t in flatten(adapter).items()}
-        self._weights: str | None = None
 
     def export(self, adapter: Any) -> dict[str, Tensor]:
         """The adapter's state as a flat dict of str -> tensor, each a copy."""
@@ -196,12 +195,16 @@ class Snapshot:
 
     def _source_weights(self, adapter: Any) -> str:
         """A hash of the source weights; read once, they never change."""
-        if self._weights is None:
-            weights = adapter.backbone.model.state_dict()
-            self._weights = hashed(
-                {name: self.initial.get(f"model.{name}", t) for name, t in weights.items()}
-            )
-        return self._weights
+        if adapter.weights_hash is None:
+            adapter.weights_hash = weights_hash(adapter.backbone.model, self.initial)
+        source: str = adapter.weights_hash
+        return source
+
+
+def weights_hash(model: nn.Module, initial: Mapping[str, Tensor] | None = None) -> str:
+    """A hash of the model's weights; what ``initial`` has as "model.name" is taken from there."""
+    started = initial or {}
+    return hashed({n: started.get(f"model.{n}", t) for n, t in model.state_dict().items()})
 
 
 def hashed(tensors: Mapping[str, Tensor]) -> str:

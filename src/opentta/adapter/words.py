@@ -72,6 +72,14 @@ class Told:
                 'calls. On a GPU say opentta.adapt(..., precision="bfloat16")',
             )
 
+    def no_compiler(self, device: str, fault: str) -> None:
+        """torch.compile was asked for, and does not work here."""
+        self._once(
+            "compiler",
+            f"compile=True has no effect: torch.compile does not work on {device} here ({fault}). "
+            "It needs a C++ compiler on a CPU, Triton and a C compiler on a GPU",
+        )
+
     def _once(self, kind: str, message: str) -> None:
         if kind not in self._given:
             self._given.add(kind)

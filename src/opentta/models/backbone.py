@@ -11,6 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +21,14 @@ from torch.nn import functional
 from opentta.errors import ConfigError, NothingToAdaptError, UnsupportedModelError
 from opentta.models.normalization import Statistics
 
-Edit = Callable[[int, Tensor, Tensor], Tensor]
-"""(block index, attention input (B, N, d), qkv (B, N, 3, heads, d_head)) -> qkv, same shape."""
+Edit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""(attention input (B, N, d), qkv (B, N, 3, heads, d_head)) -> qkv, same shape; what it noticed."""
+
+Opened = Callable[[Tensor, Tensor], Tensor]
+"""The same without what was noticed."""
+
+MOST_SHAPES = 3  # of tokens, for which blocks are compiled; others run as they are
+MOST_VARIANTS = 64  # of compiled code: shapes, gradients, precisions, kinds of model in a process
 
 Tap = Callable[[int, Tensor], None]
 """(block index, tokens after that block (B, N, d)): sees, changes nothing."""
@@ -35,6 +42,7 @@ class Trace:
     class_tokens: list[Tensor]  # depth x (B, d): the class token after each block, before the norm
     penultimate: Tensor  # (B, d): what the head sees
     patches: int  # P, the number of patch tokens
+    noticed: list[Tensor]  # by edits, one for each block where there was something
 
 
 class Backbone(nn.Module, ABC):
@@ -76,6 +84,10 @@ class Backbone(nn.Module, ABC):
         for name, values in (("mean", mean), ("std", std)):
             buffer = torch.tensor(values).to(weight).view(1, 3, 1, 1)
             self.register_buffer(name, buffer, persistent=False)
+        self.is_compiled = False  # blocks run as compiled by torch.compile
+        self._shapes: set[torch.Size] = set()  # of tokens, for which they are
+        hooks = (m._forward_hooks or m._forward_pre_hooks for m in self.model.modules())
+        self._hooked = any(hooks)  # a hook may want every token
         self.class_index: Tensor | None
         index = _class_index(classes, weight.shape[0], weight.device)
         self.register_buffer("class_index", index, persistent=False)
@@ -96,8 +108,13 @@ class Backbone(nn.Module, ABC):
         """Normalised images (B, 3, H, W) -> tokens (B, N, d) before the first block."""
 
     @abstractmethod
-    def run_block(self, index: int, tokens: Tensor, edit: Edit | None) -> Tensor:
-        """Tokens (B, N, d) through block ``index``, with Q, K and V changed by ``edit``."""
+    def run_block(
+        self, block: Any, tokens: Tensor, edit: Opened | None, class_only: bool
+    ) -> Tensor:
+        """Tokens (B, N, d) through ``block``, with Q, K and V changed by ``edit``.
+
+        ``class_only``: all tokens are looked at, the class token's answer alone is made: (B, 1, d).
+        """
 
     @abstractmethod
     def final(self, token: Tensor) -> Tensor:
@@ -141,26 +158,59 @@ class Backbone(nn.Module, ABC):
         """The model's floating-point type."""
         return self.mean.dtype
 
-    def forward(self, images: Tensor, edit: Edit | None = None) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) in [0, 1] -> logits (B, C)."""
-        return self.trace(images, edit).logits
+        return self.trace(images).logits
 
-    def trace(self, images: Tensor, edit: Edit | None = None, tap: Tap | None = None) -> Trace:
+    def trace(
+        self,
+        images: Tensor,
+        edits: Callable[[int], Edit | None] | None = None,
+        tap: Tap | None = None,
+    ) -> Trace:
         """The same forward, keeping the class token after each block.
 
-        ``images`` (B, 3, H, W) lie in [0, 1]; ``edit`` changes Q, K and V of each block; ``tap``
-        is shown the tokens after each block.
+        ``images`` (B, 3, H, W) lie in [0, 1]; ``edits`` gives for a block's index what
+        changes its Q, K and V; ``tap`` is shown the tokens after each block. Of the last block's
+        tokens only the class token is needed where there is no tap: the others are not made.
         """
         tokens = self.embed((images.to(self.dtype) - self.mean) / self.std)  # (B, N, d)
-        class_tokens = []
-        for index in range(self.depth):
-            tokens = self.run_block(index, tokens, edit)
+        patches = tokens.shape[1] - self.prefix
+        run = self._compiled_for(tokens) if self.is_compiled else Backbone.through
+        class_tokens, noticed = [], []
+        for index, block in enumerate(self.blocks):
+            class_only = index == self.depth - 1 and tap is None and not self._hooked
+            edit = None if edits is None else edits(index)
+            tokens, seen = run(self, block, tokens, edit, class_only)
+            noticed += [] if seen is None else [seen]
             class_tokens.append(tokens[:, 0])
             if tap is not None:
                 tap(index, tokens)
         features = self.final(tokens[:, 0])
         logits = self._masked(self.head_logits(features))
-        return Trace(logits, class_tokens, features, tokens.shape[1] - self.prefix)
+        return Trace(logits, class_tokens, features, patches, noticed)
+
+    def through(
+        self, block: Any, tokens: Tensor, edit: Edit | None, class_only: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B, N, d) through ``block``, and what the edit noticed there."""
+        if edit is None:
+            return self.run_block(block, tokens, None, class_only), None
+        noticed: list[Tensor | None] = []
+
+        def opened(z: Tensor, qkv: Tensor) -> Tensor:
+            changed, seen = edit(z, qkv)
+            noticed.append(seen)
+            return changed
+
+        return self.run_block(block, tokens, opened, class_only), noticed[0]
+
+    def _compiled_for(self, tokens: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """Compiled, for the first few shapes that come: each takes seconds to compile."""
+        if tokens.shape not in self._shapes and len(self._shapes) >= MOST_SHAPES:
+            return Backbone.through
+        self._shapes.add(tokens.shape)
+        return compiled_through
 
     def classify(self, token: Tensor) -> Tensor:
         """Final norm and head as one classifier: a class token (B, d) -> logits (B, C)."""
@@ -222,6 +272,28 @@ class Backbone(nn.Module, ABC):
         return found
 
 
+def compiled_through(*args: Any) -> tuple[Tensor, Tensor | None]:
+    """``Backbone.through`` by torch.compile: once for all blocks alike, anew for each shape."""
+    with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+        out: tuple[Tensor, Tensor | None] = _compiled()(*args)
+        return out
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(Backbone.through, dynamic=False)
+
+
+@cache
+def compiler_fault(device: str) -> str:
+    """Why torch.compile does not work for this type of device; nothing where it does."""
+    try:
+        torch.compile(torch.sin, dynamic=False)(torch.zeros(8, device=device))
+    except Exception as error:  # whatever a toolchain raises: torch wraps some and not others
+        return str(error).strip().splitlines()[0][:200] or type(error).__name__
+    return ""
+
+
 def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
@@ -248,11 +320,11 @@ def _class_index(classes: Sequence[int] | None, total: int, device: torch.device
     return torch.tensor(index, device=device)
 
 
-def attention(qkv: Tensor) -> Tensor:
-    """Plain multi-head attention: qkv (B, N, 3, heads, d_head) -> (B, N, heads * d_head)."""
+def attention(qkv: Tensor, class_only: bool) -> Tensor:
+    """Plain multi-head attention: qkv (B, N, 3, heads, d_head) -> (B, N or 1, heads * d_head)."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, d_head)
-    mixed = functional.scaled_dot_product_attention(q, k, v)
-    return mixed.transpose(1, 2).flatten(2)  # (B, N, heads * d_head)
+    mixed = functional.scaled_dot_product_attention(q[:, :, :1] if class_only else q, k, v)
+    return mixed.transpose(1, 2).flatten(2)  # (B, N or 1, heads * d_head)
 
 
 def learnable(modules: Sequence[nn.Module | None]) -> list[nn.Module]:

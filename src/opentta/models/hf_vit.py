@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from opentta.errors import UnsupportedModelError
 from opentta.models.backbone import (
     Backbone,
-    Edit,
+    Opened,
     attention,
     learnable,
     linear_head,
@@ -61,18 +61,20 @@ class HuggingFaceBackbone(Backbone):
         tokens: Tensor = self.model.vit.embeddings(images)
         return tokens
 
-    def run_block(self, index: int, tokens: Tensor, edit: Edit | None) -> Tensor:
+    def run_block(
+        self, block: Any, tokens: Tensor, edit: Opened | None, class_only: bool
+    ) -> Tensor:
         """transformers' own layer where nothing is edited."""
-        block = self.blocks[index]
-        if edit is None:
+        if edit is None and not class_only:
             plain: Tensor = block(tokens)
             return plain
         z = block.layernorm_before(tokens)
         attn = block.attention
         qkv = torch.stack([attn.q_proj(z), attn.k_proj(z), attn.v_proj(z)], dim=2)
         qkv = qkv.view(*z.shape[:2], 3, self.heads, -1)  # (B, N, 3, heads, d_head)
-        tokens = tokens + attn.o_proj(attention(edit(index, z, qkv)))
-        out: Tensor = tokens + block.mlp(block.layernorm_after(tokens))
+        mixed = attention(qkv if edit is None else edit(z, qkv), class_only)
+        kept = (tokens[:, :1] if class_only else tokens) + attn.o_proj(mixed)
+        out: Tensor = kept + block.mlp(block.layernorm_after(kept))
         return out
 
     def final(self, token: Tensor) -> Tensor:

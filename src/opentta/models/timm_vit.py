@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from opentta.errors import UnsupportedModelError
 from opentta.models.backbone import (
     Backbone,
-    Edit,
+    Opened,
     attention,
     learnable,
     linear_head,
@@ -53,15 +53,17 @@ class TimmBackbone(Backbone):
         )
         return tokens
 
-    def run_block(self, index: int, tokens: Tensor, edit: Edit | None) -> Tensor:
+    def run_block(
+        self, block: Any, tokens: Tensor, edit: Opened | None, class_only: bool
+    ) -> Tensor:
         """timm's own block where nothing is edited; the same sums with Q, K, V open otherwise."""
-        block = self.model.blocks[index]
-        if edit is None:
+        if edit is None and not class_only:
             plain: Tensor = block(tokens)
             return plain
         z = block.norm1(tokens)
-        tokens = tokens + block.ls1(_attend(block.attn, index, z, edit))
-        out: Tensor = tokens + block.ls2(block.mlp(block.norm2(tokens)))
+        kept = tokens[:, :1] if class_only else tokens
+        kept = kept + block.ls1(_attend(block.attn, z, edit, class_only))
+        out: Tensor = kept + block.ls2(block.mlp(block.norm2(kept)))
         return out
 
     def final(self, token: Tensor) -> Tensor:
@@ -93,18 +95,18 @@ class TimmBackbone(Backbone):
         return first, learnable([model.norm, model.fc_norm])
 
 
-def _attend(attn: Any, index: int, z: Tensor, edit: Edit) -> Tensor:
+def _attend(attn: Any, z: Tensor, edit: Opened | None, class_only: bool) -> Tensor:
     """timm's attention with Q, K and V (after qk-norm, where there is one) handed to ``edit``."""
     batch, n, _ = z.shape
     qkv = attn.qkv(z).view(batch, n, 3, attn.num_heads, -1)  # (B, N, 3, heads, d_head)
     if not isinstance(attn.q_norm, nn.Identity):
         q, k, v = qkv.unbind(2)
         qkv = torch.stack([attn.q_norm(q), attn.k_norm(k), v], dim=2)
-    mixed = attention(edit(index, z, qkv))
+    mixed = attention(qkv if edit is None else edit(z, qkv), class_only)
     norm = getattr(attn, "norm", None)
     mixed = mixed if norm is None else norm(mixed)
     if getattr(attn, "gate", None) is not None:
-        mixed = mixed * attn.gate(z).sigmoid()
+        mixed = mixed * attn.gate(z[:, : mixed.shape[1]]).sigmoid()
     out: Tensor = attn.proj(mixed)
     return out
 

@@ -11,7 +11,7 @@ from torchvision.models.vision_transformer import EncoderBlock
 from opentta.errors import UnsupportedModelError
 from opentta.models.backbone import (
     Backbone,
-    Edit,
+    Opened,
     attention,
     learnable,
     linear_head,
@@ -64,18 +64,20 @@ class TorchvisionBackbone(Backbone):
         out: Tensor = tokens + model.encoder.pos_embedding
         return out
 
-    def run_block(self, index: int, tokens: Tensor, edit: Edit | None) -> Tensor:
+    def run_block(
+        self, block: Any, tokens: Tensor, edit: Opened | None, class_only: bool
+    ) -> Tensor:
         """torchvision's own block where nothing is edited."""
-        block = self.blocks[index]
-        if edit is None:
+        if edit is None and not class_only:
             plain: Tensor = block(tokens)
             return plain
         z = block.ln_1(tokens)
         attn = block.self_attention
         qkv = functional.linear(z, attn.in_proj_weight, attn.in_proj_bias)
         qkv = qkv.view(*z.shape[:2], 3, self.heads, -1)  # (B, N, 3, heads, d_head)
-        tokens = tokens + attn.out_proj(attention(edit(index, z, qkv)))
-        out: Tensor = tokens + block.mlp(block.ln_2(tokens))
+        mixed = attention(qkv if edit is None else edit(z, qkv), class_only)
+        kept = (tokens[:, :1] if class_only else tokens) + attn.out_proj(mixed)
+        out: Tensor = kept + block.mlp(block.ln_2(kept))
         return out
 
     def final(self, token: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ A starts at zero, so that the network starts as the source model, exactly.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -42,50 +43,50 @@ class AttentionAffine(nn.Module):
         self.token = nn.ModuleList(_default_linear(dim, generator) for _ in range(pairs))
         self.affine = nn.ModuleList(_zero_linear(dim, 6 * dim) for _ in range(pairs))
 
-    def editor(self, *, similarity: bool) -> "AffineEdit":
-        """An ``edit`` for one forward pass; with ``similarity`` it also measures L_sim's."""
-        return AffineEdit(self, similarity)
-
-
-class AffineEdit:
-    """Changes Q, K and V during one forward pass, and keeps the similarities it saw."""
-
-    def __init__(self, network: AttentionAffine, similarity: bool) -> None:
-        self.network = network
-        self.similarity = similarity
-        self.similarities: list[Tensor] = []  # one (B,) for each adapted block
-        self._rows: Tensor | None = None
-
-    def __call__(self, block: int, z: Tensor, qkv: Tensor) -> Tensor:
-        """z (B, N, d), qkv (B, N, 3, heads, d_head) -> the affined qkv of the same shape."""
-        slot = self.network.slot.get(block)
+    def edit(self, block: int, *, similarity: bool) -> "BlockAffine | None":
+        """What changes Q, K and V of this block; with ``similarity`` it also measures L_sim's."""
+        slot = self.slot.get(block)
         if slot is None:
-            return qkv
-        token, affine = self.network.token[slot], self.network.affine[slot]
-        if self.network.granularity == "pooled":
+            return None
+        token, affine = self.token[slot], self.affine[slot]
+        return BlockAffine(token, affine, self.prefix, self.granularity, similarity)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockAffine:
+    """T and A as they act on one block."""
+
+    token: nn.Module
+    affine: nn.Module
+    prefix: int
+    granularity: Granularity
+    similarity: bool  # measure it
+
+    def __call__(self, z: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z (B, N, d), qkv (B, N, 3, heads, d_head) -> the affined qkv, the similarity (B,)."""
+        similarity = None
+        if self.granularity == "pooled":
             if self.similarity:
-                self.similarities.append(mean_cosine(token(z), self.network.prefix))
+                similarity = mean_cosine(self.token(z), self.prefix)
             # T is linear, so pooling before it gives the same for less; and one product for both
             # vectors spares the backward pass two token-sized tensors of zeros.
             class_token, pooled = torch.matmul(self._pooling(z), z).unbind(1)  # each (B, d)
-            u = token(pooled) + class_token
-            coefficients = affine(u)[:, None]  # (B, 1, 6 d)
+            u = self.token(pooled) + class_token
+            coefficients = self.affine(u)[:, None]  # (B, 1, 6 d)
         else:
-            f = token(z)  # (B, N, d)
+            f = self.token(z)  # (B, N, d)
             if self.similarity:
-                self.similarities.append(mean_cosine(f, self.network.prefix))
-            coefficients = affine(f + z[:, :1])  # (B, N, 6 d)
+                similarity = mean_cosine(f, self.prefix)
+            coefficients = self.affine(f + z[:, :1])  # (B, N, 6 d)
         six = coefficients.unflatten(2, (3, 2, *qkv.shape[3:]))  # (B, 1 | N, 3, 2, heads, d_head)
         gamma, beta = six.unbind(3)  # each (B, 1 | N, 3, heads, d_head)
-        return scale_shift(qkv, 1 + gamma, beta)  # Eqn. 8
+        return scale_shift(qkv, 1 + gamma, beta), similarity  # Eqn. 8
 
     def _pooling(self, z: Tensor) -> Tensor:
         """(2, N): the first row picks the class token, the second averages the patches."""
-        if self._rows is None:
-            prefix, place = self.network.prefix, torch.arange(z.shape[1], device=z.device)
-            mean = (place >= prefix) / (z.shape[1] - prefix)
-            self._rows = torch.stack([(place == 0).to(mean), mean]).to(z)
-        return self._rows
+        place = torch.arange(z.shape[1], device=z.device)
+        mean = (place >= self.prefix) / (z.shape[1] - self.prefix)
+        return torch.stack([(place == 0).to(mean), mean]).to(z)
 
 
 class PatchSimilarity:
@@ -135,7 +136,13 @@ def mean_cosine(features: Tensor, skip: int = 0) -> Tensor:
     count = features.shape[1] - skip
     if features.dtype != torch.float64:
         features = features.float()  # half precision is too coarse for a sum over patches
-    total: Tensor = _MeanCosine.apply(features, skip)
+    total: Tensor
+    if torch.compiler.is_compiling():  # fuses and keeps what is best by itself
+        patches = features[:, skip:]
+        unit = patches / patches.norm(dim=2, keepdim=True).clamp_min(1e-12)
+        total = unit.sum(dim=1).square().sum(dim=1)
+    else:
+        total = _MeanCosine.apply(features, skip)
     return (total - count) / max(count * (count - 1), 1)
 
 
@@ -170,6 +177,8 @@ class _ScaleShift(torch.autograd.Function):
 
 def scale_shift(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     """gamma * x + beta, broadcasting gamma and beta, without keeping x for the backward pass."""
+    if torch.compiler.is_compiling():
+        return torch.addcmul(beta, gamma, x)
     y: Tensor = _ScaleShift.apply(x, gamma, beta)
     return y
 

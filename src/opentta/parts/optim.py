@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+SMALL = 2**16  # numbers: tensors up to this size are changed together, larger ones on their own
+
 
 def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | None) -> None:
     """targets <- values, in place; with ``where`` (a bool scalar) only if it is true."""
@@ -19,8 +21,20 @@ def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | 
         if where is None:
             torch._foreach_copy_(list(targets), list(values))
             return
-        for value, target in zip(values, targets, strict=True):
-            torch.where(where, value.to(target.dtype), target, out=target)
+        pairs = [(t, v.to(t.dtype)) for t, v in zip(targets, values, strict=True)]
+        for kind in {t.dtype for t, _ in pairs}:  # a hundred small tensors: one choice for all
+            small = [(t, v) for t, v in pairs if t.dtype == kind and t.numel() <= SMALL]
+            if small:
+                old, new = (
+                    torch.cat([t.flatten() for t in side]) for side in zip(*small, strict=True)
+                )
+                sizes = [t.numel() for t, _ in small]
+                chosen = torch.split(torch.where(where, new, old), sizes)
+                shaped = [c.view_as(t) for c, (t, _) in zip(chosen, small, strict=True)]
+                torch._foreach_copy_([t for t, _ in small], shaped)
+        for target, value in pairs:
+            if target.numel() > SMALL:
+                torch.where(where, value, target, out=target)
 
 
 def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:

@@ -8,6 +8,7 @@ out: without the ladder both heads give the logits of the class token.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -82,10 +83,10 @@ class TwoHeads:
         """Images (B, 3, H, W) -> both logits; ``similarity`` names the tokens of L_sim."""
         b = self.backbone
         on = None if self.affine is None else similarity
-        editor = self.affine.editor(similarity=on == "token_net") if self.affine else None
+        edits = partial(self.affine.edit, similarity=on == "token_net") if self.affine else None
         tap = PatchSimilarity(b.prefix, None if on == "all_blocks" else b.depth - 1)
-        trace = b.trace(images, editor, tap if on in ("last_block", "all_blocks") else None)
-        measured = [*tap.similarities, *(editor.similarities if editor else [])]
+        trace = b.trace(images, edits, tap if on in ("last_block", "all_blocks") else None)
+        measured = [*tap.similarities, *trace.noticed]
         ood_logits = trace.logits
         if self.ladder is not None:
             tokens = [t.detach() if detach_tokens else t for t in trace.class_tokens]

@@ -36,6 +36,9 @@ class Weights:
     file: str | None = None  # a safetensors file to load instead; not hashed, its content is
 
 
+HASHED_AS = {"bfloat16": "bfloat16 weights"}  # "bfloat16" was autocast over float32 weights
+
+
 @dataclass(frozen=True)
 class Reject:
     """What a cell rejects by: known images that are set aside, and the share of such to lose."""
@@ -123,7 +126,7 @@ class Cell:
             "weights": self.weights.hash,
             "stream": self.stream.to_dict(),
             "seed": self.seed,
-            "precision": self.precision,
+            "precision": HASHED_AS.get(self.precision, self.precision),
             "device": self.device,
             "threads": self.threads,
         }

@@ -22,6 +22,7 @@ class Where:
     cache: str | None = None  # folder of prepared pixels
     workers: int = 0  # processes per cell that decode images
     graph: bool = True  # on a GPU, play the library's methods back from recordings: sooner
+    compile: bool = False  # blocks by torch.compile
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         seed=cell.seed,
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
         graph=where.graph and cell.device == "cuda" and cell.method in registry.BUILT_IN,
+        compile=where.compile,
         keep=0,  # no labels come
         **cell.fields,
         **cell.policy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,9 @@ def class_tokens(adapter: Adapter, batches: Sequence[Tensor], layers: Sequence[i
     parts: list[Array] = []
     with torch.no_grad():
         for images in batches:
-            editors: list[Any] = [m for m in adapter.extras.values() if hasattr(m, "editor")]
-            edit = editors[0].editor(similarity=False) if editors else None
-            trace = backbone.trace(images.to(backbone.device), edit)
+            editors: list[Any] = [m for m in adapter.extras.values() if hasattr(m, "edit")]
+            edits = partial(editors[0].edit, similarity=False) if editors else None
+            trace = backbone.trace(images.to(backbone.device), edits)
             chosen = torch.stack([trace.class_tokens[layer] for layer in layers])  # (L, B, d)
             parts.append(chosen.float().cpu().numpy())
     return np.concatenate(parts, axis=1)
