@@ -113,6 +113,17 @@ def test_bfloat16_changes_little(method, batch):
     assert torch.isfinite(low(batch).ood_score).all()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
+@pytest.mark.parametrize("method", ["tent", "steady", "ladder_affine"])
+def test_compiled_blocks_are_recorded_and_change_little(method, batch):
+    fields = {"precision": "bfloat16"}
+    plain, compiled = build(method, **fields), build(method, graph=True, compile=True, **fields)
+    for _ in range(6):
+        one, other = plain(batch).logits.float(), compiled(batch).logits.float()
+    assert len(compiled._replay._tapes) == 1 and compiled.backbone._shapes
+    assert (one - other).abs().mean() < 0.1 * one.std()
+
+
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("method", opentta.methods())
 def test_a_bfloat16_model_stays_one_and_learns_in_float32(method, graph, batch):

@@ -52,7 +52,8 @@ class Reference:
         self.affine = AttentionAffine(b.dim, b.prefix, range(b.depth), generator=generator)
         self.ladder = Ladder(b.dim, b.depth, generator=generator)
         self.norms = b.norm_parameters(skip_top=c.skip_top, outer=False)
-        self.params = [*self.norms, *self.affine.parameters(), *self.ladder.parameters()]
+        modules = [self.affine, self.ladder] if c.affine == "pooled" else [self.ladder]
+        self.params = [*self.norms, *(p for m in modules for p in m.parameters())]
         for p in self.params:
             p.requires_grad_(True)
         self.model_sgd = torch.optim.SGD(self.norms, lr=c.lr, momentum=c.momentum)
@@ -116,7 +117,7 @@ class Reference:
             six = six.view(len(z), 1, 3, 2, self.b.heads, -1)
             return qkv * (1 + six[:, :, :, 0]) + six[:, :, :, 1], None
 
-        trace = self.b.trace(images, lambda block: edit)
+        trace = self.b.trace(images, lambda block: edit if self.c.affine == "pooled" else None)
         ood = self.b.classify(self.ladder(trace.class_tokens))
         lean = self.lean()
         return trace.logits, ood, trace.logits - lean, ood - lean, features
@@ -127,6 +128,14 @@ class Reference:
             return 1.0
         r = statistics.correlation(self.past, self.past_ladder)
         return min(max((r - 0.65) / 0.2, 0.0), 1.0)
+
+    def similarity(self, features):
+        """Mean cosine of different patches, over blocks and samples."""
+        if not features:
+            return 0.0
+        count = features[0].shape[1]
+        sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
+        return torch.stack([(s.sum((1, 2)) - count) / (count * (count - 1)) for s in sims]).mean()
 
     def loss(self, h, ood, reliable, unknown, known, weight, familiar):
         c, loss = self.c, h.sum() * 0
@@ -161,16 +170,19 @@ class Reference:
         unknown = token > torch.quantile(stream, c.ood_quantile)
         known = token < torch.quantile(stream, c.known_quantile)
         self.shares.append([m.float().mean().item() for m in (reliable, unknown, known)])
-        count = features[0].shape[1]
-        sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
-        sim = torch.stack([(s.sum((1, 2)) - count) / (count * (count - 1)) for s in sims]).mean()
+        sim = self.similarity(features)
         loss = self.loss(h, ood, reliable, unknown, known, c.lambda1, familiar)
         used = bool((reliable | unknown).any())
         (loss - c.mu * used * sim).backward()
-        if used:
+        if used and features:
             self.affine_sgd.step()
         if unknown.any():
             self.ladder_sgd.step()
+        if c.passes == 1:
+            if used:
+                self.model_sgd.step()
+            self.watch(raw.detach().softmax(1))
+            return logits.detach(), score
         norm = torch.cat([p.grad.flatten() for p in self.norms]).norm()
         saved = [p.detach().clone() for p in self.norms]
         with torch.no_grad():
@@ -197,8 +209,10 @@ class Reference:
         {"window": 9, "lambda2": 0.5},
         {"window": 9, "margin": 0.0},
         {"balance": 0.5, "balance_start": 0.4, "score_balance": 0.5},
-        {"window": 20, "ladder_share": "agreement"},
-        {"familiar": "rank"},
+        {"window": 20},
+        {"affine": "pooled"},
+        {"passes": 1},
+        {"window": 20, "ladder_share": "fixed", "familiar": "off"},
     ],
     ids=[
         "default",
@@ -206,7 +220,9 @@ class Reference:
         "none reliable",
         "half the balance",
         "a ladder that must agree",
-        "weights by rank",
+        "an affine",
+        "one pass",
+        "a ladder that need not, samples alike",
     ],
 )
 def test_a_default_step_is_what_the_fields_say(changes, model):
@@ -341,7 +357,7 @@ def test_known_samples_make_the_ladder_surer_of_them(model, images):
 
 def first_step(model, images, margin):
     """The gradient on the norm layers in the first step, entropy alone."""
-    off = {"affine": "off", "ladder": "off", "rho": 0.0, "momentum": 0.0, "recover_below": 0.0}
+    off = {"familiar": "off", "ladder": "off", "rho": 0.0, "momentum": 0.0, "recover_below": 0.0}
     adapter = make(model, lr=1.0, margin=margin, **off, **UNBALANCED)
     before = [p.detach().clone() for p in adapter.params]
     out = adapter(images)

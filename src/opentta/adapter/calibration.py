@@ -98,7 +98,7 @@ class Calibration:
         if self.recent is None:
             return 0.0
         there = (~self.recent.values.isnan()).sum() >= ENOUGH
-        beyond = self.recent.quantile(0.25).to(self.scores) - self.scores.median()
+        beyond = self.recent.quantiles(0.25)[0].to(self.scores) - self.scores.median()
         return torch.where(there, beyond.clamp_min(0), 0.0)
 
     def score_all(self, score: Score, *, moves: int) -> None:

@@ -156,7 +156,8 @@ class LadderAffine(Adapter):
         norms = state.model_sgd.params
         modules = [*state.affine_sgd.params, *state.ladder_sgd.params]
 
-        one = self._forward(images, similarity=True)
+        embedded = self.backbone.embedded(images)
+        one = self._forward(images, similarity=True, embedded=embedded)
         h = entropy(one.logits)
         reliable = (h < c.margin * ln_c) & self.valid
         unknown = (h > c.ood_margin * ln_c) & self.valid & (c.ladder != "off")  # Eqn. 4: m
@@ -172,7 +173,7 @@ class LadderAffine(Adapter):
             grads, climbed = grads[: len(norms)], norms
 
         with perturbed(climbed, grads, c.rho):
-            two = self._forward(images, similarity=False)
+            two = self._forward(images, similarity=False, embedded=embedded)
             h2 = entropy(two.logits)
             still = reliable & (h2 < c.margin * ln_c)
             loss = self._entropy_loss(h2, still)
@@ -199,10 +200,10 @@ class LadderAffine(Adapter):
         """Class prediction from the class token, OOD score from the fusion, as of now."""
         return self._prediction(self._forward(images, similarity=False), {})
 
-    def _forward(self, images: Tensor, *, similarity: bool) -> Pass:
+    def _forward(self, images: Tensor, *, similarity: bool, embedded: Tensor | None = None) -> Pass:
         c = self.config
         on = c.sim_on if similarity and c.mu != 0 else None
-        return self.network(images, similarity=on, detach_tokens=c.detach_tokens)
+        return self.network(images, similarity=on, detach_tokens=c.detach_tokens, embedded=embedded)
 
     def _entropy_loss(self, h: Tensor, mask: Tensor) -> Tensor:
         """Eqn. 11 over the masked samples: (B,), (B,) bool -> ()."""

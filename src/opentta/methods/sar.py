@@ -88,12 +88,13 @@ class Sar(Adapter):
         """Predict with the current weights, then adapt on the reliable samples."""
         c, state = self.config, self.state
         e0 = c.margin * math.log(self.backbone.classes)
-        logits = self.backbone(images)
+        embedded = self.backbone.embedded(images)
+        logits = self.backbone.trace(images, embedded=embedded).logits
         h = entropy(logits)
         reliable = (h < e0) & self.valid  # Eqn. 2: S(x)
         grads = self.gradients(masked_mean(h, reliable), self.params)
         with perturbed(self.params, grads, c.rho):  # Theta + eps-hat(Theta), Eqn. 4
-            h2 = entropy(self.backbone(images))
+            h2 = entropy(self.backbone.trace(images, embedded=embedded).logits)
             still = reliable & (h2 < e0)
             loss = masked_mean(h2, still)
             grads = self.gradients(loss, self.params)

@@ -13,12 +13,12 @@ safer than the paper's choice (docs/methods/steady.md has the figures):
   near OOD. Samples are judged unknown or known by quantiles of the stream's recent energies; the
   ladder learns to be sure of known samples as well as unsure of unknown ones.
 
-Two forwards, two backwards per batch.
+Two forwards, two backwards per batch; one of each with ``passes=1``.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -39,7 +39,7 @@ from opentta.config import (
 )
 from opentta.errors import ConfigError
 from opentta.models.backbone import Backbone
-from opentta.parts.affine import AttentionAffine
+from opentta.parts.affine import AttentionAffine, SimilarityOn
 from opentta.parts.ladder import Ladder
 from opentta.parts.losses import energy, entropy, masked_mean, self_weighted_entropy, wide
 from opentta.parts.optim import Sgd, collapsed_
@@ -58,19 +58,20 @@ ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 class SteadyConfig:
     """Symbols of the paper where it has one. A rate left at None follows the width rule."""
 
-    lr: Rate | None = None  # norm layers
+    lr: Rate = 0.015  # norm layers
     lr_token: Rate | None = None  # T, the token network
     lr_affine: Rate | None = None  # A, the QKV affine network
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
     momentum: Momentum = 0.9
+    passes: Literal[1, 2] = 2  # 1: norm layers step on the first gradient, at half the cost
     rho: Weight = 0.05  # radius of the ascent step on the norm layers
     margin: Margin = 0.4  # a sample is reliable under margin * ln C
     lambda1: Weight = 0.1  # weight of the OOD loss in the first pass
     lambda2: Weight = 0.001  # weight of the OOD loss in the second pass
     mu: Weight = 1.0  # weight of the similarity loss in the first pass
     alpha: Share = 0.3  # share of the class token in the OOD score
-    affine: Literal["pooled", "off"] = "pooled"
+    affine: Literal["pooled", "off"] = "off"
     ladder: Literal["dense", "off"] = "dense"
     recover_below: Margin = 0.1  # back to the source when the average entropy falls under it
     average: Share = 0.9  # weight of the past in that average
@@ -85,9 +86,8 @@ class SteadyConfig:
     known_quantile: Share = 0.5  # known: an energy below this one
     known_weight: Weight = 1.0  # weight of the known samples in the OOD loss
     window: Count = 640  # samples behind the quantiles
-    # Candidates, measured in docs/decisions/streams.md; off until whole grids were run with them
-    ladder_share: Literal["fixed", "agreement"] = field(default="fixed", metadata={"added": True})
-    familiar: Literal["off", "rank"] = field(default="off", metadata={"added": True})
+    ladder_share: Literal["fixed", "agreement"] = "agreement"  # less where the heads disagree
+    familiar: Literal["off", "rank"] = "rank"  # samples weigh by the rank of their energy, too
 
     def __post_init__(self) -> None:
         """A sample cannot be known and unknown."""
@@ -129,7 +129,7 @@ class Steady(Adapter):
     Config = SteadyConfig
     config: SteadyConfig
     state: SteadyState
-    version = 3  # 1 was the default of ladder_affine; 2 took counts for the network's lean
+    version = 4  # 1 was the default of ladder_affine; 2 took counts for a lean; 3 had an affine
     policy = Policy(group=32, guard=True)
     score_sweep = ("alpha", ALPHA_GRID)
     kept_by_guard = ("lean", "counts")  # what was seen of the stream is not lost with the weights
@@ -142,9 +142,9 @@ class Steady(Adapter):
 
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:
-        """Two passes and the modules."""
+        """One pass or two, and the modules."""
         modules = 0.4 * (config.affine != "off") + 0.1 * (config.ladder != "off")
-        return float(2 * (1 + BACKWARD) + modules)
+        return float(config.passes * (1 + BACKWARD) + modules)
 
     @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:
@@ -174,7 +174,7 @@ class Steady(Adapter):
         c, b = self.config, self.backbone
         norms = b.lower_norms(c.skip_top)
         return SteadyState(
-            Sgd([(norms, c.lr or 0.0)], momentum=c.momentum),
+            Sgd([(norms, c.lr)], momentum=c.momentum),
             *self.network.optimizers(c),
             torch.full((), torch.nan, device=b.device),
             Lean(b.classes, c.balance_average, b.device),
@@ -184,18 +184,20 @@ class Steady(Adapter):
         )
 
     def step(self, images: Tensor) -> Prediction:
-        """Two passes: modules step on the first gradient, norm layers on the perturbed one."""
+        """Modules step on the first gradient, norm layers on that of the perturbed second pass."""
         c, state = self.config, self.state
         threshold = c.margin * math.log(self.backbone.classes)
         norms = state.model_sgd.params
         modules = [*state.affine_sgd.params, *state.ladder_sgd.params]
 
-        one = self._look(images, similarity=c.mu != 0)
-        scored = self._prediction(one)
+        embedded, lean = self.backbone.embedded(images), self._lean()
+        one = self._look(images, lean, similarity=c.mu != 0, embedded=embedded)
+        energies = self._energies(one)
+        scored = self._prediction(one, energies)
         reliable = (one.h < threshold) & self.valid
-        unknown, known = self._judge(one)
+        unknown, known = self._judge(energies)
         used = (reliable | unknown).any()
-        familiar = self._familiar(one)
+        familiar = self._familiar(energies)
         loss = self._entropy_loss(one, reliable, familiar)
         loss = loss + c.lambda1 * self._ood_loss(one, unknown, known)
         loss = loss - c.mu * (used * 1.0) * one.raw.similarity
@@ -204,12 +206,14 @@ class Steady(Adapter):
         self.update(state.affine_sgd, grads[len(norms) : after], where=used)
         self.update(state.ladder_sgd, grads[after:], where=unknown.any())
 
-        with perturbed(norms, grads[: len(norms)], c.rho):
-            two = self._look(images)
-            still = reliable & (two.h < threshold)
-            loss = self._entropy_loss(two, still, familiar)
-            loss = loss + c.lambda2 * self._ood_loss(two, unknown, known)
-            grads = self.gradients(loss, norms)
+        last, still, grads = one, reliable, grads[: len(norms)]
+        if c.passes == 2:
+            with perturbed(norms, grads, c.rho):
+                last = self._look(images, lean, embedded=embedded)
+                still = reliable & (last.h < threshold)
+                loss = self._entropy_loss(last, still, familiar)
+                loss = loss + c.lambda2 * self._ood_loss(last, unknown, known)
+                grads = self.gradients(loss, norms)
         self.update(state.model_sgd, grads, where=(still | unknown).any())
         p = wide(one.raw.logits).softmax(dim=1)
         sane = self.valid & p.isfinite().all()
@@ -217,7 +221,7 @@ class Steady(Adapter):
             state.lean.update(p, where=sane)
         if c.score_balance > 0:
             state.counts.update(p, where=sane)
-        mean = masked_mean(two.h.detach(), still)
+        mean = masked_mean(last.h.detach(), still)
         reset = self.valid & collapsed_(
             state.mean_entropy,
             mean,
@@ -233,7 +237,8 @@ class Steady(Adapter):
 
     def answer(self, images: Tensor) -> Prediction:
         """Class prediction from the class token, OOD score from both heads, as of now."""
-        return self._prediction(self._look(images))
+        seen = self._look(images, self._lean())
+        return self._prediction(seen, self._energies(seen))
 
     def lean(self) -> Tensor:
         """The most that is taken off a logit as the network's own lean: ()."""
@@ -245,9 +250,16 @@ class Steady(Adapter):
             slope=c.balance_slope, start=c.balance_start, most=c.balance
         )
 
-    def _look(self, images: Tensor, *, similarity: bool = False) -> Look:
-        raw = self.network(images, similarity="token_net" if similarity else None)
-        lean = self._lean()
+    def _look(
+        self,
+        images: Tensor,
+        lean: Tensor,
+        *,
+        similarity: bool = False,
+        embedded: Tensor | None = None,
+    ) -> Look:
+        on: SimilarityOn | None = "token_net" if similarity else None
+        raw = self.network(images, similarity=on, embedded=embedded)
         logits = (raw.logits - lean).to(raw.logits)
         return Look(raw, logits, (raw.ood_logits - lean).to(logits), entropy(logits))
 
@@ -256,36 +268,37 @@ class Steady(Adapter):
         weighted = self_weighted_entropy(seen.h, mask * familiar, detach=True)
         return weighted * mask.float().mean()
 
-    def _familiar(self, seen: Look) -> Tensor | float:
+    def _familiar(self, energies: Tensor) -> Tensor | float:
         """The share of recent samples whose energy is higher, if asked for: (B,); else 1."""
         if self.config.familiar == "off":
             return 1.0
-        values = self._energy(seen.raw.logits).float()
         recent = self.state.recent.values
-        higher = (recent > values[:, None]).sum(dim=1)  # NaN, an empty place, is never higher
+        higher = (recent > energies[0].float()[:, None]).sum(dim=1)  # an empty place, NaN, is not
         return higher / (~recent.isnan()).sum().clamp_min(1)
 
-    def _energy(self, logits: Tensor) -> Tensor:
-        """Tempered energy of raw logits with the counts taken off: (B, C) -> (B,).
+    def _energies(self, seen: Look) -> Tensor:
+        """Tempered energies of both heads' raw logits with the counts taken off: (2, B).
 
         Unknown samples of one kind gather in few classes: without the counts of those classes they
         look as unsure as they are.
         """
+        heads = torch.stack([seen.raw.logits.detach(), seen.raw.ood_logits.detach()])  # (2, B, C)
         frequent = self.config.score_balance * self.state.counts.log_ratio()
-        return energy(wide(logits.detach()) - frequent, self.config.temperature)
+        values = energy((wide(heads) - frequent).flatten(0, 1), self.config.temperature)
+        return values.view(heads.shape[:2])
 
-    def _judge(self, seen: Look) -> tuple[Tensor, Tensor]:
+    def _judge(self, energies: Tensor) -> tuple[Tensor, Tensor]:
         """Which samples the ladder takes as unknown and as known: each (B,) bool."""
         c, recent = self.config, self.state.recent
         on = self.valid & (c.ladder != "off")
-        values = self._energy(seen.raw.logits).float()
+        values = energies[0].float()
         sane = self.valid & values.isfinite().all()
         if c.ladder != "off" or c.familiar != "off":
             recent.push(values, where=sane)
         if c.ladder_share == "agreement":
-            self.state.recent_ladder.push(self._energy(seen.raw.ood_logits), where=sane)
-        unknown = values > recent.quantile(c.ood_quantile)
-        return unknown & on, (values < recent.quantile(c.known_quantile)) & on
+            self.state.recent_ladder.push(energies[1], where=sane)
+        most, least = recent.quantiles(c.ood_quantile, c.known_quantile)
+        return (values > most) & on, (values < least) & on
 
     def _ood_loss(self, seen: Look, unknown: Tensor, known: Tensor) -> Tensor:
         """The ladder is to be unsure of unknown samples, and sure of known ones."""
@@ -314,8 +327,8 @@ class Steady(Adapter):
         trust = ((correlation - DISTRUSTED) / (TRUSTED - DISTRUSTED)).clamp(0, 1)
         return torch.where(count >= ENOUGH * len(there), trust, 1.0)
 
-    def _prediction(self, seen: Look) -> Prediction:
-        token, ladder = self._energy(seen.raw.logits), self._energy(seen.raw.ood_logits)
+    def _prediction(self, seen: Look, energies: Tensor) -> Prediction:
+        token, ladder = energies
         distrust = 1 - self._trust()
         alpha = self.config.alpha + distrust * (1 - self.config.alpha)  # share of the class token
         alphas = self._alphas + distrust * (1 - self._alphas)

@@ -9,6 +9,7 @@ as one classifier.
 import copy
 import operator
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,7 @@ class Backbone(nn.Module, ABC):
             self.register_buffer(name, buffer, persistent=False)
         self.is_compiled = False  # blocks run as compiled by torch.compile
         self._shapes: set[torch.Size] = set()  # of tokens, for which they are
+        self._met: Counter[torch.Size] = Counter()  # others, and how often they came
         hooks = (m._forward_hooks or m._forward_pre_hooks for m in self.model.modules())
         self._hooked = any(hooks)  # a hook may want every token
         self.class_index: Tensor | None
@@ -167,14 +169,16 @@ class Backbone(nn.Module, ABC):
         images: Tensor,
         edits: Callable[[int], Edit | None] | None = None,
         tap: Tap | None = None,
+        embedded: Tensor | None = None,
     ) -> Trace:
         """The same forward, keeping the class token after each block.
 
         ``images`` (B, 3, H, W) lie in [0, 1]; ``edits`` gives for a block's index what
         changes its Q, K and V; ``tap`` is shown the tokens after each block. Of the last block's
         tokens only the class token is needed where there is no tap: the others are not made.
+        ``embedded``: what ``embedded(images)`` gave, where it is there already.
         """
-        tokens = self.embed((images.to(self.dtype) - self.mean) / self.std)  # (B, N, d)
+        tokens = self._embed(images) if embedded is None else embedded  # (B, N, d)
         patches = tokens.shape[1] - self.prefix
         run = self._compiled_for(tokens) if self.is_compiled else Backbone.through
         class_tokens, noticed = [], []
@@ -189,6 +193,17 @@ class Backbone(nn.Module, ABC):
         features = self.final(tokens[:, 0])
         logits = self._masked(self.head_logits(features))
         return Trace(logits, class_tokens, features, patches, noticed)
+
+    def embedded(self, images: Tensor) -> Tensor | None:
+        """Tokens (B, N, d) before the first block, to share; None: a norm adapts there."""
+        first, _ = self.outer_norms()
+        if any(p.requires_grad for norm in first for p in norm.parameters()):
+            return None
+        with torch.no_grad():
+            return self._embed(images)
+
+    def _embed(self, images: Tensor) -> Tensor:
+        return self.embed((images.to(self.dtype) - self.mean) / self.std)
 
     def through(
         self, block: Any, tokens: Tensor, edit: Edit | None, class_only: bool
@@ -206,10 +221,12 @@ class Backbone(nn.Module, ABC):
         return self.run_block(block, tokens, opened, class_only), noticed[0]
 
     def _compiled_for(self, tokens: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """Compiled, for the first few shapes that come: each takes seconds to compile."""
-        if tokens.shape not in self._shapes and len(self._shapes) >= MOST_SHAPES:
-            return Backbone.through
-        self._shapes.add(tokens.shape)
+        """Compiled, for the first shapes that come twice: each takes seconds to compile."""
+        if tokens.shape not in self._shapes:
+            self._met[tokens.shape] += 1
+            if self._met[tokens.shape] < 2 or len(self._shapes) >= MOST_SHAPES:
+                return Backbone.through
+            self._shapes.add(tokens.shape)
         return compiled_through
 
     def classify(self, token: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ class Recent:
     Example:
         >>> recent = Recent(size=4, device=torch.device("cpu"))
         >>> recent.push(torch.tensor([1.0, 2.0, 3.0]), where=torch.tensor(True))
-        >>> recent.quantile(0.5)
-        tensor(2.)
+        >>> recent.quantiles(0.5, 0.75)
+        [tensor(2.), tensor(2.5000)]
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -29,6 +29,11 @@ class Recent:
         moved = torch.cat([self.values, values.detach().to(self.values)])[-size:]
         assign([self.values], [moved], where)
 
-    def quantile(self, share: float) -> Tensor:
-        """The value under which ``share`` of the window lies: (); NaN while it is empty."""
-        return self.values.nanquantile(share)
+    def quantiles(self, *shares: float) -> list[Tensor]:
+        """The values under which so many of the window lie, each (); NaN while it is empty."""
+        ordered = self.values.sort().values  # NaN last
+        last = ((~ordered.isnan()).sum() - 1).clamp_min(0)
+        place = torch.stack([last * share for share in shares])
+        low = place.long()
+        below, above = ordered.take(low), ordered.take(torch.minimum(low + 1, last))
+        return list(torch.lerp(below, above, place - low).unbind())

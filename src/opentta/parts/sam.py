@@ -27,7 +27,7 @@ def perturbed(params: Sequence[Tensor], grads: Sequence[Tensor], rho: float) -> 
     """
     values = list(params)
     with torch.no_grad():
-        saved = [w.detach().clone() for w in values]
+        saved = torch.cat([w.detach().flatten() for w in values])
         norms = torch._foreach_norm(list(grads))
         norm = torch.stack([n.to(norms[0].device) for n in norms]).norm()
         climb = torch._foreach_mul(list(grads), rho / (norm + 1e-12))
@@ -36,4 +36,5 @@ def perturbed(params: Sequence[Tensor], grads: Sequence[Tensor], rho: float) -> 
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(values, saved)
+            parts = torch.split(saved, [w.numel() for w in values])
+            torch._foreach_copy_(values, [p.view_as(w) for p, w in zip(parts, values, strict=True)])

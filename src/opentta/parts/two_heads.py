@@ -79,13 +79,18 @@ class TwoHeads:
         *,
         similarity: SimilarityOn | None = None,
         detach_tokens: bool = False,
+        embedded: Tensor | None = None,
     ) -> Pass:
-        """Images (B, 3, H, W) -> both logits; ``similarity`` names the tokens of L_sim."""
+        """Images (B, 3, H, W) -> both logits; ``similarity`` names the tokens of L_sim.
+
+        ``embedded``: the images' tokens, where ``backbone.embedded`` has made them before.
+        """
         b = self.backbone
         on = None if self.affine is None else similarity
         edits = partial(self.affine.edit, similarity=on == "token_net") if self.affine else None
         tap = PatchSimilarity(b.prefix, None if on == "all_blocks" else b.depth - 1)
-        trace = b.trace(images, edits, tap if on in ("last_block", "all_blocks") else None)
+        tapped = tap if on in ("last_block", "all_blocks") else None
+        trace = b.trace(images, edits, tapped, embedded)
         measured = [*tap.similarities, *trace.noticed]
         ood_logits = trace.logits
         if self.ladder is not None:

@@ -1,0 +1,122 @@
+"""Blocks by torch.compile and frozen weights in bfloat16: sooner, and the same up to rounding."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from test_low_precision import has_kernels
+
+import opentta
+from opentta.adapter import adapt, base, files
+from opentta.models import backbone
+from opentta.testing import batches, run, same, tiny_vit, weights
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    fault = backbone.compiler_fault("cpu")
+    if fault:
+        pytest.skip(f"torch.compile does not work here: {fault}")
+
+
+def make(method, model=None, **fields):
+    return opentta.adapt(
+        tiny_vit() if model is None else model, method, normalization="half", **fields
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
+@pytest.mark.parametrize(
+    "method", ["steady", pytest.param("ladder_affine", marks=pytest.mark.slow)]
+)
+def test_a_compiled_run_is_the_run_up_to_rounding(method, compiler):
+    fields = {"group": 0, "guard": False, "margin": 0.7}
+    plain, compiled = make(method, **fields), make(method, compile=True, **fields)
+    for one, other in zip(run(plain, batches(4)), run(compiled, batches(4)), strict=True):
+        assert torch.allclose(one.logits, other.logits, atol=2e-4)
+    assert compiled.backbone.is_compiled and len(compiled.backbone._shapes) == 1
+    assert not torch.equal(compiled.params[0], make(method).params[0])
+
+
+def test_shapes_that_come_once_are_not_compiled(monkeypatch):
+    calls = []
+
+    def compiled(*args):
+        calls.append(len(args[2]))
+        return backbone.Backbone.through(*args)
+
+    monkeypatch.setattr(backbone, "compiled_through", compiled)
+    monkeypatch.setattr("opentta.adapter.method.compiler_fault", lambda device: "")
+    adapter = make("source", compile=True)
+    images = torch.rand(9, 3, 32, 32)
+    for size in (4, 5, 4, 4, 6, 6, 7, 7, 8, 8):
+        adapter(images[:size])
+    assert sorted(set(calls)) == [4, 6, 7]  # 5 came once; 8 is one shape too many
+
+
+def test_without_a_compiler_it_says_so_and_runs(monkeypatch, images):
+    def fails(*args, **kwargs):
+        raise RuntimeError("no g++ here\nand more")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    backbone.compiler_fault.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"does not work on cpu here \(no g\+\+ here\)"):
+            adapter = make("tent", compile=True)
+    finally:
+        backbone.compiler_fault.cache_clear()
+    assert torch.equal(adapter(images).logits, make("tent")(images).logits)
+
+
+def test_a_hook_in_the_last_block_sees_every_token(images):
+    model, seen = tiny_vit(), []
+    model.blocks[-1].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
+    make("source", model)(images)
+    assert seen == [17]
+
+
+# Frozen weights in bfloat16 ----------------------------------------------------------------
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Options for a GPU are taken on a CPU, where they are slow and right."""
+    if not has_kernels():
+        pytest.skip("torch's 16-bit kernels do not run on this CPU")
+    for module in (adapt, base, files):
+        monkeypatch.setattr(module, "refuse_gpu_options", lambda *args: None)
+
+
+@pytest.mark.parametrize("method", ["tent", "steady", "cotta"])
+def test_frozen_weights_are_rounded_once_and_what_adapts_is_not(method, anywhere):
+    model = tiny_vit()
+    adapter = make(method, model, precision="bfloat16")
+    kinds = {n: p.dtype for n, p in adapter.backbone.model.named_parameters()}
+    assert all(p.dtype == torch.float32 for p in adapter.params)
+    assert all(kind == torch.float32 for n, kind in kinds.items() if "norm" in n)
+    frozen = [n for n, p in adapter.backbone.model.named_parameters() if not p.requires_grad]
+    rest = {kinds[n] for n in frozen if "norm" not in n}
+    assert rest <= {torch.bfloat16} and (rest or method == "cotta")
+    assert all(p.dtype == torch.float32 for p in model.parameters())  # the user's own
+    full = make(method, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, other = full(batches(1)[0]).logits, adapter(batches(1)[0]).logits
+    assert (one - other).abs().mean() < 0.03 * one.std()
+
+
+def test_a_state_file_knows_the_model_in_any_precision(anywhere, tmp_path):
+    model = tiny_vit()
+    adapter = make("tent", model, precision="bfloat16")
+    run(adapter, batches(2))
+    opentta.save(adapter, tmp_path / "tent.safetensors")
+    full = opentta.load(tmp_path / "tent.safetensors", model)
+    low = opentta.load(tmp_path / "tent.safetensors", model, precision="bfloat16")
+    assert same(weights(full), weights(adapter)) and same(weights(low), weights(adapter))
+    assert torch.equal(low(batches(1)[0]).logits, adapter(batches(1)[0]).logits)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.head.bias += 1e-3
+    with pytest.raises(opentta.errors.StateError, match="weights"):
+        opentta.load(tmp_path / "tent.safetensors", other, precision="bfloat16")
