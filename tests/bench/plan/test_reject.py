@@ -91,6 +91,14 @@ def test_a_set_that_a_stream_draws_from_cannot_be_set_aside(known, asked):
         cells_of({"known": known}, **asked)
 
 
+def test_follow_is_part_of_a_cell_where_it_is_used():
+    (plain, *_), (following, *_) = (
+        cells_of({"known": "pets-val", **more}) for more in ({}, {"follow": True})
+    )
+    assert following.reject.follow and following.describe()["reject"]["follow"] is True
+    assert "follow" not in plain.describe()["reject"] and plain.hash != following.hash
+
+
 def test_scores_of_set_aside_images_are_in_the_estimate():
     stream = StreamSpec(Share("imagenet-c", count=20_000))
     plain = Cell("tent", Weights("vit", "ab"), stream)

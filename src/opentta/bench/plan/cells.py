@@ -45,10 +45,12 @@ class Reject:
 
     known: Share  # clean, and not among the stream's
     rate: float = 0.05
+    follow: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only, ready for JSON."""
-        return {"known": self.known.to_dict(), "rate": self.rate}
+        """Plain values only, ready for JSON; a later field where it is used."""
+        later = {"follow": True} if self.follow else {}
+        return {"known": self.known.to_dict(), "rate": self.rate, **later}
 
 
 @dataclass(frozen=True)

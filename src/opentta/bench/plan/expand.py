@@ -250,7 +250,7 @@ def _reject(preset: Preset, grid: Grid) -> Reject | None:
                 f"has, but {known} is set aside and streams draw from {name}; name another set"
             )
     share = Share(known, preset.reject.images, pick="random", listed=preset.sets.get(known))
-    return Reject(share, preset.reject.rate)
+    return Reject(share, preset.reject.rate, preset.reject.follow)
 
 
 def _words(name: str, shape: Shape, stream: StreamSettings) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class RejectSettings:
     known: str = ""  # an ID set that no stream draws from
     images: Count = 200  # drawn by the seed
     rate: float = 0.05  # share of such images to lose
+    follow: bool = False  # as in ``adapter.calibrate``
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def calibrate(adapter: Adapter, cell: Cell, reject: Reject, stream: Stream, wher
             f"{len(classes):,} classes of {reject.known.name} are not among those of "
             f"{cell.stream.id.name}; declare a set by a list that leaves them out"
         )
-    adapter.calibrate(_clean(cell, reject.known, where), reject.rate)
+    adapter.calibrate(_clean(cell, reject.known, where), reject.rate, follow=reject.follow)
 
 
 def plain_forward(cell: Cell, adapter: Adapter, stream: Stream) -> float:
