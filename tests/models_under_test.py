@@ -1,5 +1,9 @@
 """Small models of each family, with random weights that answer differently to each image."""
 
+import functools
+import subprocess
+import sys
+
 import torch
 
 
@@ -28,3 +32,22 @@ def hugging_face_vit(**changes):
     )
     torch.manual_seed(0)
     return transformers.ViTForImageClassification(config).eval()
+
+
+PROBE = """
+import torch
+from torch.nn import functional as f
+for kind in (torch.bfloat16, torch.float16):
+    for n, d in ((17, 48), (197, 192)):
+        x = torch.rand(2, n, d, dtype=kind, requires_grad=True)
+        y = f.linear(x, torch.rand(4 * d, d, dtype=kind))
+        y = y + f.scaled_dot_product_attention(y, y, y)
+        y = y.sum() + f.conv2d(x[None, :, :16], torch.rand(4, 2, 8, 8, dtype=kind)).sum()
+        y.backward()
+"""
+
+
+@functools.cache
+def has_kernels():
+    """Whether torch's 16-bit kernels run; some CPUs report a matrix unit that they do not have."""
+    return subprocess.run([sys.executable, "-c", PROBE], check=False).returncode == 0

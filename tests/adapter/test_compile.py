@@ -5,17 +5,17 @@ import warnings
 
 import pytest
 import torch
-from test_low_precision import has_kernels
+from models_under_test import has_kernels
 
 import opentta
 from opentta.adapter import adapt, base, files
-from opentta.models import backbone
+from opentta.models import backbone, compiling
 from opentta.testing import batches, run, same, tiny_vit, weights
 
 
 @pytest.fixture(scope="module")
 def compiler():
-    fault = backbone.compiler_fault("cpu")
+    fault = compiling.compiler_fault("cpu")
     if fault:
         pytest.skip(f"torch.compile does not work here: {fault}")
 
@@ -42,11 +42,11 @@ def test_a_compiled_run_is_the_run_up_to_rounding(method, compiler):
 def test_shapes_that_come_once_are_not_compiled(monkeypatch):
     calls = []
 
-    def compiled(*args):
+    def through(*args):
         calls.append(len(args[2]))
         return backbone.Backbone.through(*args)
 
-    monkeypatch.setattr(backbone, "compiled_through", compiled)
+    monkeypatch.setattr(backbone, "compiled", lambda part: through)
     monkeypatch.setattr("opentta.adapter.method.compiler_fault", lambda device: "")
     adapter = make("source", compile=True)
     images = torch.rand(9, 3, 32, 32)
@@ -60,12 +60,12 @@ def test_without_a_compiler_it_says_so_and_runs(monkeypatch, images):
         raise RuntimeError("no g++ here\nand more")
 
     monkeypatch.setattr(torch, "compile", fails)
-    backbone.compiler_fault.cache_clear()
+    compiling.compiler_fault.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"does not work on cpu here \(no g\+\+ here\)"):
             adapter = make("tent", compile=True)
     finally:
-        backbone.compiler_fault.cache_clear()
+        compiling.compiler_fault.cache_clear()
     assert torch.equal(adapter(images).logits, make("tent")(images).logits)
 
 

@@ -1,37 +1,16 @@
 """Models in bfloat16 and float16: what a method adapts is float32, and it keeps its promises."""
 
 import copy
-import functools
-import subprocess
-import sys
 
 import pytest
 import torch
 from makers import Maker
-from models_under_test import hugging_face_vit, torchvision_vit
+from models_under_test import has_kernels, hugging_face_vit, torchvision_vit
 from test_replay import FULL, graphed
 
 import opentta
 from opentta import testing
 from opentta.testing import batches, equal_runs, run, same, tiny_vit, weights
-
-PROBE = """
-import torch
-from torch.nn import functional as f
-for kind in (torch.bfloat16, torch.float16):
-    for n, d in ((17, 48), (197, 192)):
-        x = torch.rand(2, n, d, dtype=kind, requires_grad=True)
-        y = f.linear(x, torch.rand(4 * d, d, dtype=kind))
-        y = y + f.scaled_dot_product_attention(y, y, y)
-        y = y.sum() + f.conv2d(x[None, :, :16], torch.rand(4, 2, 8, 8, dtype=kind)).sum()
-        y.backward()
-"""
-
-
-@functools.cache
-def has_kernels():
-    """Some CPUs report a matrix unit that they do not have: the process ends there."""
-    return subprocess.run([sys.executable, "-c", PROBE], check=False).returncode == 0
 
 
 @pytest.fixture(autouse=True)

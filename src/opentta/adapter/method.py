@@ -32,7 +32,8 @@ from opentta.adapter.spending import Spending
 from opentta.adapter.words import Told
 from opentta.config import Execution, Policy
 from opentta.errors import NothingToAdaptError, SourceDataError
-from opentta.models.backbone import Backbone, compiler_fault
+from opentta.models.backbone import Backbone
+from opentta.models.compiling import compiler_fault
 from opentta.models.preprocess import Preprocess, preprocess_of
 from opentta.parts.losses import entropy
 from opentta.parts.optim import Adam, Sgd

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from opentta.errors import ConfigError, NothingToAdaptError, UnsupportedModelError
+from opentta.models.compiling import compiled
 from opentta.models.normalization import Statistics
 
 Edit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -29,7 +29,6 @@ Opened = Callable[[Tensor, Tensor], Tensor]
 """The same without what was noticed."""
 
 MOST_SHAPES = 3  # of tokens, for which blocks are compiled; others run as they are
-MOST_VARIANTS = 64  # of compiled code: shapes, gradients, precisions, kinds of model in a process
 
 Tap = Callable[[int, Tensor], None]
 """(block index, tokens after that block (B, N, d)): sees, changes nothing."""
@@ -227,7 +226,7 @@ class Backbone(nn.Module, ABC):
             if self._met[tokens.shape] < 2 or len(self._shapes) >= MOST_SHAPES:
                 return Backbone.through
             self._shapes.add(tokens.shape)
-        return compiled_through
+        return compiled(Backbone.through)
 
     def classify(self, token: Tensor) -> Tensor:
         """Final norm and head as one classifier: a class token (B, d) -> logits (B, C)."""
@@ -287,28 +286,6 @@ class Backbone(nn.Module, ABC):
                 "layers with learnable parameters"
             )
         return found
-
-
-def compiled_through(*args: Any) -> tuple[Tensor, Tensor | None]:
-    """``Backbone.through`` by torch.compile: once for all blocks alike, anew for each shape."""
-    with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
-        out: tuple[Tensor, Tensor | None] = _compiled()(*args)
-        return out
-
-
-@cache
-def _compiled() -> Any:
-    return torch.compile(Backbone.through, dynamic=False)
-
-
-@cache
-def compiler_fault(device: str) -> str:
-    """Why torch.compile does not work for this type of device; nothing where it does."""
-    try:
-        torch.compile(torch.sin, dynamic=False)(torch.zeros(8, device=device))
-    except Exception as error:  # whatever a toolchain raises: torch wraps some and not others
-        return str(error).strip().splitlines()[0][:200] or type(error).__name__
-    return ""
 
 
 def _copied(model: nn.Module) -> nn.Module:

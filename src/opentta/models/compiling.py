@@ -1,0 +1,38 @@
+"""torch.compile for a part of a network: once per kind of input, and only where it works."""
+
+import warnings
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+MOST_VARIANTS = 64  # of compiled code in a process: shapes, gradients, precisions, kinds of model
+
+P = ParamSpec("P")
+Out = TypeVar("Out")
+
+
+@cache
+def compiled(part: Callable[P, Out]) -> Callable[P, Out]:
+    """``part`` by torch.compile: one code for all modules alike, another for each shape."""
+    fast: Callable[P, Out] = torch.compile(part, dynamic=False)
+
+    @wraps(part)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Out:
+        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+            return fast(*args, **kwargs)
+
+    return call
+
+
+@cache
+def compiler_fault(device: str) -> str:
+    """Why torch.compile does not work for this type of device; nothing where it does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, which a strict user makes errors
+            torch.compile(torch.sin, dynamic=False)(torch.zeros(8, device=device))
+    except Exception as error:  # whatever a toolchain raises: torch wraps some and not others
+        return str(error).strip().splitlines()[0][:200] or type(error).__name__
+    return ""
