@@ -97,9 +97,9 @@ class Method(ABC):
         self.class_names = class_names  # of the classes that it answers with
         self.preprocess = preprocess or preprocess_of(backbone.model, backbone.image_size)
         self.backbone = backbone
-        self.config = self.resolve(config, backbone)
         self.execution = execution
         self.policy = type(self).policy if policy is None else policy
+        self.config = self.resolve(self.under(config, self.policy), backbone)
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         # read before frozen weights are rounded
@@ -194,6 +194,11 @@ class Method(ABC):
     def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
         """What the method learns from source data; see ``fit_source``."""
         raise SourceDataError(f"{self.name} learns nothing from source data; leave fit_source out")
+
+    @classmethod
+    def under(cls, config: Any, policy: Policy) -> Any:
+        """The config with fields left unset filled in for this policy."""
+        return config
 
     @classmethod
     def resolve(cls, config: Any, backbone: Backbone) -> Any:
