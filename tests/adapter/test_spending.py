@@ -58,7 +58,7 @@ def test_spending_never_exceeds_the_budget_by_more_than_a_step(budget, size):
     answers = 360 if size == 2 else 360 - 6 * steps
     assert spending.spent == pytest.approx(answers + steps * step)
     least = (budget - 1) * 360 / step  # steps that the rest pays for
-    assert 0 < steps <= (budget - 1) * 360 / (step - 6 * (size != 2)) + 1
+    assert 0 < steps <= ((budget - 1) * 360 + step) / (step - 6 * (size != 2))
     assert steps >= 0.5 * min(least, 60 / 2) - 1
     assert adapter.health().forwards_per_image == spending.spent / 360
 
@@ -77,14 +77,14 @@ def test_credit_is_saved_while_the_stream_stays_the_same_and_spent_when_it_chang
         spending.spent += 96 if learned else 32
         return learned
 
-    before = [serve(1.0) for _ in range(400)]
-    assert sum(before[:64]) == AWAKE  # as soon as it is paid for: every fourth group
-    middle = before[70:100]
+    before = [serve(1.0) for _ in range(600)]
+    assert sum(before[: 4 * AWAKE]) == AWAKE  # as soon as it is paid for: every fourth group
+    middle = before[4 * AWAKE + 6 : 4 * AWAKE + 36]
     assert not any(middle)  # then it saves
     assert 0.2 < sum(before[-80:]) / 80 < 0.3  # and with its credit full it lives on what comes
     credit = 1.5 * spending.images - spending.spent - spending.forgone
     assert (SAVED - 2) * 96 <= credit <= SAVED * 96
-    after = [serve(0.5) for _ in range(AWAKE)]
+    after = [serve(0.5) for _ in range(SAVED)]
     assert all(after)
     assert spending.spent <= 1.5 * spending.images + 96
 
@@ -112,7 +112,7 @@ def test_forwards_that_were_not_made_are_not_reported():
 def test_single_images_wake_it_too():
     dice = torch.Generator().manual_seed(0)
     spending = Spending(Policy(budget=1.1), cost=lambda samples: 3.0 * samples)
-    for bright in [1.0] * 300 + [0.2] * 3:
+    for bright in [1.0] * 1600 + [0.2] * 3:
         spending.images += 1
         learned = spending.due(group_like(bright, dice)[:1])
         spending.spent += 3 if learned else 1

@@ -1,8 +1,8 @@
 """What adaptation may cost: every k-th group, or a budget of forwards per image.
 
 A budget is counted, not timed: an answer is one forward, a step what the method's ``cost`` says,
-the guard the images that it looks at. While the stream stays the same, credit is saved, for 16
-steps at most; when it changes, it is spent. Whether it changes is read from the pixels alone: how
+the guard the images that it looks at. Where the stream stays the same for long, credit is saved,
+for 16 steps at most; when it changes, it is spent. Whether it changes is read from the pixels alone: how
 bright, how contrasted and how fine-grained the images of a group are.
 """
 
@@ -18,7 +18,7 @@ from opentta.config import Policy
 from opentta.errors import StateError
 
 SAVED = 16  # steps, the most credit that is kept
-AWAKE = 16  # steps after a change, before credit is saved again
+AWAKE = 64  # steps after a change, before credit is saved again
 CHANGED = 4.0  # standard errors of a group's mean
 MEMORY = 0.9  # weight of the past in what the stream looks like, per group
 NUMBERS = ("images", "spent", "forgone", "groups", "awake")
