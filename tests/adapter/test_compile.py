@@ -26,7 +26,6 @@ def make(method, model=None, **fields):
     )
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
 @pytest.mark.parametrize(
     "method", ["steady", pytest.param("ladder_affine", marks=pytest.mark.slow)]
 )
@@ -35,7 +34,7 @@ def test_a_compiled_run_is_the_run_up_to_rounding(method, compiler):
     plain, compiled = make(method, **fields), make(method, compile=True, **fields)
     for one, other in zip(run(plain, batches(4)), run(compiled, batches(4)), strict=True):
         assert torch.allclose(one.logits, other.logits, atol=2e-4)
-    assert compiled.backbone.is_compiled and len(compiled.backbone._shapes) == 1
+    assert compiled.backbone.is_compiled and len(compiled.backbone._compiled) == 1
     assert not torch.equal(compiled.params[0], make(method).params[0])
 
 

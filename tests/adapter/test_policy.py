@@ -292,3 +292,11 @@ def test_images_of_another_size_end_a_group():
     adapter(x[:4])
     out = adapter(torch.rand(2, 3, 2 * x.shape[2], x.shape[3]))
     assert int(out.details["steps"]) == 1 and len(adapter.buffer) == 2
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_rest_of_one_or_two_images_is_learned_from_without_a_look(left):
+    adapter = opentta.adapt(tiny_vit(), normalization="half", margin=1.0)
+    adapter(torch.rand(left, 3, 32, 32))
+    adapter.flush()
+    assert len(adapter.buffer) == 0 and adapter.health().steps == 1

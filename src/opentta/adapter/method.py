@@ -31,7 +31,7 @@ from opentta.adapter.snapshot import Snapshot, weights_hash
 from opentta.adapter.spending import Spending
 from opentta.adapter.words import Told
 from opentta.config import Execution, Policy
-from opentta.errors import NothingToAdaptError, SourceDataError
+from opentta.errors import ConfigError, NothingToAdaptError, SourceDataError
 from opentta.models.backbone import Backbone
 from opentta.models.compiling import compiler_fault
 from opentta.models.preprocess import Preprocess, preprocess_of
@@ -99,9 +99,10 @@ class Method(ABC):
         self.backbone = backbone
         self.execution = execution
         self.policy = type(self).policy if policy is None else policy
-        self.config = self.resolve(self.under(config, self.policy), backbone)
+        self.config = self.resolve(config, backbone)
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
+        self._check_precision()
         # read before frozen weights are rounded
         self.weights_hash = weights_hash(backbone.model) if self._rounds else None
         self._lock = threading.RLock()
@@ -113,6 +114,7 @@ class Method(ABC):
     def _run_by(self, execution: Execution) -> None:
         """Begin again with other options, before anything was learned."""
         self.execution = execution
+        self._check_precision()
         if self._rounds and self.weights_hash is None:
             self.weights_hash = weights_hash(self.backbone.model)
         self._begin()
@@ -146,13 +148,23 @@ class Method(ABC):
         self._clock = Clock(device)
         self._snapshot = Snapshot(self)
 
+    def _check_precision(self) -> None:
+        kind = self.backbone.dtype
+        if self.execution.precision == "bfloat16" and kind in (torch.float16, torch.float64):
+            name = str(kind).removeprefix("torch.")
+            raise ConfigError(
+                f'precision="bfloat16" is for a model in float32, and this one is in {name}; '
+                "convert it with model.float(), or leave precision out"
+            )
+
     def _round_frozen(self) -> None:
         """Frozen weights in bfloat16, once: what is adapted and the norm layers stay float32."""
-        masters = [*self.params, *(p for norm in self.backbone.norms() for p in norm.parameters())]
-        kept = {id(p) for p in masters}
-        for param in self.backbone.model.parameters():
-            if id(param) not in kept:
-                param.data = param.data.to(torch.bfloat16)
+        for network in self._networks():
+            masters = [*self.params, *(p for norm in network.norms() for p in norm.parameters())]
+            kept = {id(p) for p in masters}
+            for param in network.model.parameters():
+                if id(param) not in kept:
+                    param.data = param.data.to(torch.bfloat16)
 
     def _compile(self) -> None:
         """Blocks by torch.compile where that was asked for and works."""
@@ -160,7 +172,13 @@ class Method(ABC):
         fault = compiler_fault(device) if asked else ""
         if fault:
             self._told.no_compiler(device, fault)
-        self.backbone.is_compiled = asked and not fault
+        for network in self._networks():
+            network.is_compiled = asked and not fault
+
+    def _networks(self) -> list[Backbone]:
+        """The backbone, and the frozen copies of it that a method holds."""
+        held = [value for value in vars(self).values() if isinstance(value, Backbone)]
+        return [self.backbone, *(network for network in held if network is not self.backbone)]
 
     # What a method writes -----------------------------------------------------------------
 
@@ -194,11 +212,6 @@ class Method(ABC):
     def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
         """What the method learns from source data; see ``fit_source``."""
         raise SourceDataError(f"{self.name} learns nothing from source data; leave fit_source out")
-
-    @classmethod
-    def under(cls, config: Any, policy: Policy) -> Any:
-        """The config with fields left unset filled in for this policy."""
-        return config
 
     @classmethod
     def resolve(cls, config: Any, backbone: Backbone) -> Any:
@@ -306,11 +319,13 @@ class Method(ABC):
             )
             return out
         source = {n: t for n, t in self._snapshot.initial.items() if n.startswith("model.")}
+        lost, looked_at = torch.zeros_like(recovered), images[LOOKED_AT]
         with torch.no_grad():
-            seen = functional_call(self.backbone, source, (images[LOOKED_AT],))
-            lost = self.guard.lost(seen, out.logits[LOOKED_AT], len(images), self.valid)
+            if len(looked_at):  # the rest of a stream may be one or two images
+                seen = functional_call(self.backbone, source, (looked_at,))
+                lost = self.guard.lost(seen, out.logits[LOOKED_AT], len(images), self.valid)
+                self.tally.look(out.logits[LOOKED_AT], seen, where=self.valid)
             self.tally.count(guard=lost, recovered=recovered, where=self.valid)
-            self.tally.look(out.logits[LOOKED_AT], seen, where=self.valid)
         kept = tuple(f"state.{field}" for field in self.kept_by_guard)
         self._snapshot.take_back(self, lost, keep=(*ALWAYS_KEPT, *kept))
         details = {**out.details, "reset": recovered | lost, "guard": lost}

@@ -2,8 +2,8 @@
 
 A budget is counted, not timed: an answer is one forward, a step what the method's ``cost`` says,
 the guard the images that it looks at. Where the stream stays the same for long, credit is saved,
-for 16 steps at most; when it changes, it is spent. Whether it changes is read from the pixels alone: how
-bright, how contrasted and how fine-grained the images of a group are.
+for 16 steps at most; when it changes, it is spent. Whether it changes is read from the pixels
+alone: how bright, how contrasted and how fine-grained the images of a group are.
 """
 
 from __future__ import annotations

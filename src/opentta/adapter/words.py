@@ -37,8 +37,7 @@ def describe(adapter: Any) -> str:
 def _changed(adapter: Any) -> dict[str, Any]:
     """Fields of the config that are not what the method itself would fill in."""
     try:
-        plain = adapter.under(adapter.Config(), adapter.policy)
-        plain = adapter.resolve(plain, adapter.backbone)
+        plain = adapter.resolve(adapter.Config(), adapter.backbone)
     except TypeError:  # a config that has no defaults
         plain = None
     return _differing(adapter.config, plain)
@@ -79,9 +78,10 @@ class Told:
             "compiler",
             f"compile=True has no effect: torch.compile does not work on {device} here ({fault}). "
             "It needs a C++ compiler on a CPU, Triton and a C compiler on a GPU",
+            stacklevel=7,  # the line that called opentta.adapt
         )
 
-    def _once(self, kind: str, message: str) -> None:
+    def _once(self, kind: str, message: str, *, stacklevel: int = 5) -> None:
         if kind not in self._given:
             self._given.add(kind)
-            warnings.warn(message, stacklevel=5)  # the line that called the adapter
+            warnings.warn(message, stacklevel=stacklevel)  # the line that called the adapter

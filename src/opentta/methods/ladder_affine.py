@@ -192,7 +192,7 @@ class LadderAffine(Adapter):
         shown = {"first": one, "second": two}.get(c.predict_from)
         if shown is None:
             with torch.no_grad():
-                shown = self._forward(images, similarity=False)
+                shown = self._forward(images, similarity=False, embedded=embedded)
         details = {"reliable": reliable, "unknown": unknown, "reset": reset}
         return self._prediction(shown, {**details, "mean_entropy": state.mean_entropy.clone()})
 

@@ -1,6 +1,6 @@
 """Steady: the library's own method, made to be left running around a model that serves.
 
-It has the modules and the two passes of ``ladder_affine``, with what was measured to be better or
+It has the ladder and the two passes of ``ladder_affine``, with what was measured to be better or
 safer than the paper's choice (docs/methods/steady.md has the figures):
 
 - It learns from groups of 32 samples, whatever the size of calls, under a guard that knows the
@@ -51,21 +51,21 @@ from opentta.registry import register
 from opentta.types import Prediction
 
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
-LR = {1: 0.03, 2: 0.015}  # of the norm layers, by the number of passes
+LR = 0.015  # of the norm layers
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 
 
 @dataclass(frozen=True)
 class SteadyConfig:
-    """Symbols of the paper where it has one. A rate left at None follows the width rule."""
+    """Symbols of the paper where it has one. Rates of modules at None follow the width rule."""
 
-    lr: Rate | None = None  # norm layers; None: by the number of passes
+    lr: Rate | None = None  # norm layers; None: 0.015
     lr_token: Rate | None = None  # T, the token network
     lr_affine: Rate | None = None  # A, the QKV affine network
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
     momentum: Momentum = 0.9
-    passes: Literal[1, 2] | None = None  # 1: half the cost; None: 2, or 1 where it rests at times
+    passes: Literal[1, 2] | None = None  # 1: norm layers step on the first gradient; None: 2
     rho: Weight = 0.05  # radius of the ascent step on the norm layers
     margin: Margin = 0.4  # a sample is reliable under margin * ln C
     lambda1: Weight = 0.1  # weight of the OOD loss in the first pass
@@ -135,7 +135,7 @@ class Steady(Adapter):
     score_sweep = ("alpha", ALPHA_GRID)
     kept_by_guard = ("lean", "counts")  # what was seen of the stream is not lost with the weights
     grid: ClassVar[Sequence[Stage]] = (  # cheap questions first, each with the answers before it
-        [{"lr": (2.5e-3, 5e-3, 1e-2, 2e-2)}],
+        [{"lr": (3.75e-3, 7.5e-3, 1.5e-2, 3e-2)}],
         [{"ood_quantile": (0.6, 0.7, 0.8, 0.9)}],
         [{"alpha": ALPHA_GRID}],
     )
@@ -148,16 +148,10 @@ class Steady(Adapter):
         return float((config.passes or 2) * (1 + BACKWARD) + modules)
 
     @classmethod
-    def under(cls, config: SteadyConfig, policy: Policy) -> SteadyConfig:
-        """One pass where ``every`` or ``budget`` saves: more steps for the same cost."""
-        saves = policy.every > 1 or policy.budget is not None
-        passes = config.passes or (1 if saves else 2)
-        return replace(config, passes=passes, lr=LR[passes] if config.lr is None else config.lr)
-
-    @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:
-        """Fill the rates left unset."""
-        return rates_for_width(config, backbone.dim)
+        """Fill what is left unset."""
+        lr = LR if config.lr is None else config.lr
+        return rates_for_width(replace(config, passes=config.passes or 2, lr=lr), backbone.dim)
 
     def build(self) -> None:
         """The affine and the ladder, started so that the network is the source model."""

@@ -28,7 +28,7 @@ Edit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 Opened = Callable[[Tensor, Tensor], Tensor]
 """The same without what was noticed."""
 
-MOST_SHAPES = 3  # of tokens, for which blocks are compiled; others run as they are
+MOST_SHAPES = 3  # of batches, for which blocks are compiled, with gradients and without
 
 Tap = Callable[[int, Tensor], None]
 """(block index, tokens after that block (B, N, d)): sees, changes nothing."""
@@ -85,10 +85,8 @@ class Backbone(nn.Module, ABC):
             buffer = torch.tensor(values).to(weight).view(1, 3, 1, 1)
             self.register_buffer(name, buffer, persistent=False)
         self.is_compiled = False  # blocks run as compiled by torch.compile
-        self._shapes: set[torch.Size] = set()  # of tokens, for which they are
-        self._met: Counter[torch.Size] = Counter()  # others, and how often they came
-        hooks = (m._forward_hooks or m._forward_pre_hooks for m in self.model.modules())
-        self._hooked = any(hooks)  # a hook may want every token
+        self._met: Counter[tuple[torch.Size, bool]] = Counter()  # shapes of batches, with gradients
+        self._compiled: frozenset[tuple[torch.Size, bool]] = frozenset()  # those that are
         self.class_index: Tensor | None
         index = _class_index(classes, weight.shape[0], weight.device)
         self.register_buffer("class_index", index, persistent=False)
@@ -177,12 +175,15 @@ class Backbone(nn.Module, ABC):
         tokens only the class token is needed where there is no tap: the others are not made.
         ``embedded``: what ``embedded(images)`` gave, where it is there already.
         """
+        if embedded is None:
+            self._meet(images)
         tokens = self._embed(images) if embedded is None else embedded  # (B, N, d)
         patches = tokens.shape[1] - self.prefix
-        run = self._compiled_for(tokens) if self.is_compiled else Backbone.through
+        run = self._through(images)
         class_tokens, noticed = [], []
         for index, block in enumerate(self.blocks):
-            class_only = index == self.depth - 1 and tap is None and not self._hooked
+            is_last = index == self.depth - 1
+            class_only = is_last and tap is None and not self._is_watched(block)
             edit = None if edits is None else edits(index)
             tokens, seen = run(self, block, tokens, edit, class_only)
             noticed += [] if seen is None else [seen]
@@ -198,6 +199,7 @@ class Backbone(nn.Module, ABC):
         first, _ = self.outer_norms()
         if any(p.requires_grad for norm in first for p in norm.parameters()):
             return None
+        self._meet(images)
         with torch.no_grad():
             return self._embed(images)
 
@@ -219,14 +221,23 @@ class Backbone(nn.Module, ABC):
 
         return self.run_block(block, tokens, opened, class_only), noticed[0]
 
-    def _compiled_for(self, tokens: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """Compiled, for the first shapes that come twice: each takes seconds to compile."""
-        if tokens.shape not in self._shapes:
-            self._met[tokens.shape] += 1
-            if self._met[tokens.shape] < 2 or len(self._shapes) >= MOST_SHAPES:
-                return Backbone.through
-            self._shapes.add(tokens.shape)
-        return compiled(Backbone.through)
+    def _meet(self, images: Tensor) -> None:
+        """Count a batch of this shape, with or without gradients."""
+        kind = (images.shape, torch.is_grad_enabled())
+        self._met[kind] += 1
+        ready = [k for k, count in self._met.items() if count > 1 and k[1] == kind[1]]
+        self._compiled = self._compiled | {kind} if kind in ready[:MOST_SHAPES] else self._compiled
+
+    def _through(self, images: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """How blocks are run: compiled for shapes that came before, as each takes seconds."""
+        kind = (images.shape, torch.is_grad_enabled())
+        is_fast = self.is_compiled and kind in self._compiled
+        return compiled(Backbone.through) if is_fast else Backbone.through
+
+    def _is_watched(self, block: nn.Module) -> bool:
+        """Whether a hook inside the block may want every token."""
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        return any(getattr(m, kind) for m in block.modules() for kind in kinds)
 
     def classify(self, token: Tensor) -> Tensor:
         """Final norm and head as one classifier: a class token (B, d) -> logits (B, C)."""

@@ -15,12 +15,15 @@ Out = TypeVar("Out")
 
 @cache
 def compiled(part: Callable[P, Out]) -> Callable[P, Out]:
-    """``part`` by torch.compile: one code for all modules alike, another for each shape."""
+    """``part`` by torch.compile: one code for all modules alike, another for each shape.
+
+    What does not compile runs as it is.
+    """
     fast: Callable[P, Out] = torch.compile(part, dynamic=False)
 
     @wraps(part)
     def call(*args: P.args, **kwargs: P.kwargs) -> Out:
-        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS, suppress_errors=True):
             return fast(*args, **kwargs)
 
     return call

@@ -98,7 +98,7 @@ class TimmBackbone(Backbone):
 def _attend(attn: Any, z: Tensor, edit: Opened | None, class_only: bool) -> Tensor:
     """timm's attention with Q, K and V (after qk-norm, where there is one) handed to ``edit``."""
     batch, n, _ = z.shape
-    qkv = attn.qkv(z).view(batch, n, 3, attn.num_heads, -1)  # (B, N, 3, heads, d_head)
+    qkv = attn.qkv(z).view(batch, n, 3, attn.num_heads, attn.head_dim)  # (B, N, 3, heads, d_head)
     if not isinstance(attn.q_norm, nn.Identity):
         q, k, v = qkv.unbind(2)
         qkv = torch.stack([attn.q_norm(q), attn.k_norm(k), v], dim=2)

@@ -21,7 +21,7 @@ def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | 
         if where is None:
             torch._foreach_copy_(list(targets), list(values))
             return
-        pairs = [(t, v.to(t.dtype)) for t, v in zip(targets, values, strict=True)]
+        pairs = [(t, v.to(t.dtype).expand_as(t)) for t, v in zip(targets, values, strict=True)]
         for kind in {t.dtype for t, _ in pairs}:  # a hundred small tensors: one choice for all
             small = [(t, v) for t, v in pairs if t.dtype == kind and t.numel() <= SMALL]
             if small:

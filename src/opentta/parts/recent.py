@@ -34,6 +34,6 @@ class Recent:
         ordered = self.values.sort().values  # NaN last
         last = ((~ordered.isnan()).sum() - 1).clamp_min(0)
         place = torch.stack([last * share for share in shares])
-        low = place.long()
-        below, above = ordered.take(low), ordered.take(torch.minimum(low + 1, last))
+        low, high = place.floor(), place.ceil()
+        below, above = ordered.take(low.long()), ordered.take(high.long())
         return list(torch.lerp(below, above, place - low).unbind())

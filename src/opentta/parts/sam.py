@@ -29,7 +29,7 @@ def perturbed(params: Sequence[Tensor], grads: Sequence[Tensor], rho: float) -> 
     with torch.no_grad():
         saved = torch.cat([w.detach().flatten() for w in values])
         norms = torch._foreach_norm(list(grads))
-        norm = torch.stack([n.to(norms[0].device) for n in norms]).norm()
+        norm = torch.stack(norms).norm()
         climb = torch._foreach_mul(list(grads), rho / (norm + 1e-12))
         torch._foreach_add_(values, climb)
     try:

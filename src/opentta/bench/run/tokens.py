@@ -75,7 +75,7 @@ def class_tokens(adapter: Adapter, batches: Sequence[Tensor], layers: Sequence[i
             f"{backbone.depth} blocks, got {', '.join(map(str, outside))}"
         )
     parts: list[Array] = []
-    with torch.no_grad():
+    with torch.no_grad(), adapter._precision():
         for images in batches:
             editors: list[Any] = [m for m in adapter.extras.values() if hasattr(m, "edit")]
             edits = partial(editors[0].edit, similarity=False) if editors else None
