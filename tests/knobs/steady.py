@@ -5,6 +5,8 @@ LIVELY = {"margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5
 NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
     "margin": 0.0,
     "ladder": "off",
+    "ladder_share": "fixed",
+    "familiar": "off",
     "balance": 0.0,
     "score_balance": 0.0,
 }
