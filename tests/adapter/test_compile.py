@@ -9,6 +9,7 @@ from models_under_test import has_kernels
 
 import opentta
 from opentta.adapter import adapt, base, files
+from opentta.bench.run.tokens import class_tokens
 from opentta.models import backbone, compiling
 from opentta.testing import batches, run, same, tiny_vit, weights
 
@@ -119,3 +120,24 @@ def test_a_state_file_knows_the_model_in_any_precision(anywhere, tmp_path):
         other.head.bias += 1e-3
     with pytest.raises(opentta.errors.StateError, match="weights"):
         opentta.load(tmp_path / "tent.safetensors", other, precision="bfloat16")
+
+
+@pytest.mark.parametrize("method", ["ostta", "unient"])
+def test_a_frozen_copy_is_rounded_as_the_network_is(method, anywhere):
+    adapter = make(method, precision="bfloat16")
+    kinds = [
+        {n: p.dtype for n, p in network.model.named_parameters()}
+        for network in (adapter.backbone, adapter.frozen)
+    ]
+    assert kinds[0] == kinds[1] and torch.bfloat16 in kinds[0].values()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_model_that_is_not_float32_is_refused(dtype, anywhere):
+    with pytest.raises(opentta.errors.ConfigError, match="is for a model in float32, and this one"):
+        make("tent", tiny_vit().to(dtype), precision="bfloat16")
+
+
+def test_class_tokens_of_a_rounded_network(anywhere):
+    adapter = make("steady", precision="bfloat16")
+    assert class_tokens(adapter, batches(1), [0, 4]).shape == (2, 6, 48)

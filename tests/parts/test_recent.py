@@ -102,3 +102,7 @@ def test_reset_empties_the_window():
     one.reset()
     assert not held(one.state.recent)
     assert equal_runs(run(one, batches(3)), first)
+
+
+def test_an_infinite_value_is_not_mixed_into_a_quantile_below_it():
+    assert filled(3, [1.0, 2.0, torch.inf]).quantiles(0.5, 1.0) == [2.0, torch.inf]

@@ -51,7 +51,6 @@ from opentta.registry import register
 from opentta.types import Prediction
 
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
-LR = 0.015  # of the norm layers
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 
 
@@ -59,13 +58,13 @@ ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 class SteadyConfig:
     """Symbols of the paper where it has one. Rates of modules at None follow the width rule."""
 
-    lr: Rate | None = None  # norm layers; None: 0.015
+    lr: Rate = 0.015  # norm layers
     lr_token: Rate | None = None  # T, the token network
     lr_affine: Rate | None = None  # A, the QKV affine network
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
     momentum: Momentum = 0.9
-    passes: Literal[1, 2] | None = None  # 1: norm layers step on the first gradient; None: 2
+    passes: Literal[1, 2] = 2  # 1: norm layers step on the first gradient, at half the cost
     rho: Weight = 0.05  # radius of the ascent step on the norm layers
     margin: Margin = 0.4  # a sample is reliable under margin * ln C
     lambda1: Weight = 0.1  # weight of the OOD loss in the first pass
@@ -145,13 +144,12 @@ class Steady(Adapter):
     def cost(cls, config: Any, batch_size: int) -> float:
         """One pass or two, and the modules."""
         modules = 0.4 * (config.affine != "off") + 0.1 * (config.ladder != "off")
-        return float((config.passes or 2) * (1 + BACKWARD) + modules)
+        return float(config.passes * (1 + BACKWARD) + modules)
 
     @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:
-        """Fill what is left unset."""
-        lr = LR if config.lr is None else config.lr
-        return rates_for_width(replace(config, passes=config.passes or 2, lr=lr), backbone.dim)
+        """Fill the rates left unset."""
+        return rates_for_width(config, backbone.dim)
 
     def build(self) -> None:
         """The affine and the ladder, started so that the network is the source model."""
@@ -176,7 +174,7 @@ class Steady(Adapter):
         c, b = self.config, self.backbone
         norms = b.lower_norms(c.skip_top)
         return SteadyState(
-            Sgd([(norms, c.lr or 0.0)], momentum=c.momentum),
+            Sgd([(norms, c.lr)], momentum=c.momentum),
             *self.network.optimizers(c),
             torch.full((), torch.nan, device=b.device),
             Lean(b.classes, c.balance_average, b.device),

@@ -84,9 +84,9 @@ class Backbone(nn.Module, ABC):
         for name, values in (("mean", mean), ("std", std)):
             buffer = torch.tensor(values).to(weight).view(1, 3, 1, 1)
             self.register_buffer(name, buffer, persistent=False)
-        self.is_compiled = False  # blocks run as compiled by torch.compile
+        self.is_compiled = False  # blocks may run as compiled by torch.compile
         self._met: Counter[tuple[torch.Size, bool]] = Counter()  # shapes of batches, with gradients
-        self._compiled: frozenset[tuple[torch.Size, bool]] = frozenset()  # those that are
+        self._compiled: set[tuple[torch.Size, bool]] = set()  # those for which blocks are
         self.class_index: Tensor | None
         index = _class_index(classes, weight.shape[0], weight.device)
         self.register_buffer("class_index", index, persistent=False)
@@ -222,17 +222,17 @@ class Backbone(nn.Module, ABC):
         return self.run_block(block, tokens, opened, class_only), noticed[0]
 
     def _meet(self, images: Tensor) -> None:
-        """Count a batch of this shape, with or without gradients."""
+        """Count a batch: blocks are compiled for the first shapes that come twice."""
         kind = (images.shape, torch.is_grad_enabled())
         self._met[kind] += 1
-        ready = [k for k, count in self._met.items() if count > 1 and k[1] == kind[1]]
-        self._compiled = self._compiled | {kind} if kind in ready[:MOST_SHAPES] else self._compiled
+        places = MOST_SHAPES - sum(other[1] == kind[1] for other in self._compiled)
+        if self.is_compiled and self._met[kind] > 1 and places > 0:
+            self._compiled.add(kind)
 
     def _through(self, images: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        """How blocks are run: compiled for shapes that came before, as each takes seconds."""
-        kind = (images.shape, torch.is_grad_enabled())
-        is_fast = self.is_compiled and kind in self._compiled
-        return compiled(Backbone.through) if is_fast else Backbone.through
+        """How blocks are run on this batch."""
+        is_ready = (images.shape, torch.is_grad_enabled()) in self._compiled
+        return compiled(Backbone.through) if is_ready else Backbone.through
 
     def _is_watched(self, block: nn.Module) -> bool:
         """Whether a hook inside the block may want every token."""

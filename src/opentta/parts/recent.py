@@ -36,4 +36,5 @@ class Recent:
         place = torch.stack([last * share for share in shares])
         low, high = place.floor(), place.ceil()
         below, above = ordered.take(low.long()), ordered.take(high.long())
-        return list(torch.lerp(below, above, place - low).unbind())
+        between = torch.lerp(below, above, place - low)
+        return list(torch.where(below == above, below, between).unbind())  # infinite ones, too
