@@ -244,7 +244,7 @@ def test_the_guard_takes_a_lost_model_back(method, fields):
 
 
 def test_the_guard_needs_evidence_and_forgives():
-    guard, yes = Guard(torch.device("cpu")), torch.tensor(True)
+    guard, yes = Guard(2, torch.device("cpu")), torch.tensor(True)
     sure = torch.tensor([[9.0, 0.0]]).expand(3, 2)
     unsure = torch.zeros(3, 2)
     assert not any(bool(guard.lost(unsure, sure.flip(1), 9, yes)) for _ in range(20))

@@ -143,7 +143,7 @@ class Method(ABC):
         self._faults = torch.zeros((), dtype=torch.int64, device=device)
         self.state = self.initial_state()
         self.buffer = Buffer(self.policy.group, device) if self.policy.group else None
-        self.guard = Guard(device) if self.policy.guard else None
+        self.guard = Guard(self.backbone.classes, device) if self.policy.guard else None
         self.tally = Tally(device)
         self._clock = Clock(device)
         self._snapshot = Snapshot(self)

@@ -18,7 +18,7 @@ Two forwards, two backwards per batch; one of each with ``passes=1``.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -64,6 +64,7 @@ class SteadyConfig:
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
     momentum: Momentum = 0.9
+    corrected: bool = field(default=False, metadata={"added": True})  # momentum counts in full at once
     passes: Literal[1, 2] = 2  # 1: norm layers step on the first gradient, at half the cost
     rho: Weight = 0.05  # radius of the ascent step on the norm layers
     margin: Margin = 0.4  # a sample is reliable under margin * ln C
@@ -174,7 +175,7 @@ class Steady(Adapter):
         c, b = self.config, self.backbone
         norms = b.lower_norms(c.skip_top)
         return SteadyState(
-            Sgd([(norms, c.lr)], momentum=c.momentum),
+            Sgd([(norms, c.lr)], momentum=c.momentum, corrected=c.corrected),
             *self.network.optimizers(c),
             torch.full((), torch.nan, device=b.device),
             Lean(b.classes, c.balance_average, b.device),
