@@ -12,13 +12,13 @@ NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts 
 }
 AFFINE = {"affine": "pooled"}
 KNOBS = {
-    "lr": ({}, 0.015, 0.1),
+    "lr": ({}, None, 0.1),
     "lr_token": (AFFINE, None, 0.01),
     "lr_affine": (AFFINE, None, 0.1),
     "lr_psi": ({}, None, 0.5),
     "lr_ladder": ({}, None, 0.1),
     "momentum": ({}, 0.9, 0.0),
-    "passes": ({}, 2, 1),
+    "passes": ({}, None, 1),
     "rho": ({}, 0.05, 0.5),
     "margin": ({}, 0.7, 0.3),
     "lambda1": ({}, 0.01, 1.0),

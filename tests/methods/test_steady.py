@@ -419,11 +419,17 @@ def test_a_ladder_that_does_not_go_with_the_class_token_has_no_share(noise, trus
     assert torch.allclose(sweep[:, -1], sweep[:, 0], atol=1e-4) == (trust == 0)
 
 
-# One pass ---------------------------------------------------------------------------------
+# One pass where it saves ------------------------------------------------------------------
 
 
-def test_one_pass_costs_half(model):
-    plain, light = opentta.adapt(model, "steady"), opentta.adapt(model, "steady", passes=1)
+def test_where_it_rests_at_times_it_makes_one_pass_with_a_larger_step(model):
+    plain = opentta.adapt(model, "steady")
     assert (plain.config.passes, plain.config.lr) == (2, 0.015)
-    assert [a.cost(a.config, 32) for a in (light, plain)] == pytest.approx([2.25, 4.4])
-    assert "passes" not in repr(plain) and "passes=1" in repr(light)
+    for policy in ({"every": 2}, {"budget": 2.0}):
+        saving = opentta.adapt(model, "steady", **policy)
+        assert (saving.config.passes, saving.config.lr) == (1, 0.03)
+        cost = saving.cost(saving.config, 32), plain.cost(plain.config, 32)
+        assert cost == (pytest.approx(2.25), pytest.approx(4.4))
+        assert "passes" not in repr(saving) and "lr" not in repr(saving)
+    asked = opentta.adapt(model, "steady", budget=2.0, passes=2, lr=0.01)
+    assert (asked.config.passes, asked.config.lr) == (2, 0.01)

@@ -14,7 +14,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -185,10 +185,12 @@ def _checked(decoded: Decoded) -> Decoded:
 class Mapped:
     """Square images in ``folder/pixels.npy``, (N, 3, S, S) uint8, mapped and never copied whole.
 
-    It holds the path only, so that it travels to a worker process in a few bytes.
+    It holds the path only, so that it travels to a worker process in a few bytes. ``rows`` are the
+    places of the images in the file, where some come more than once.
     """
 
     folder: Path
+    rows: tuple[int, ...] | None = None
 
     @property
     def in_memory(self) -> bool:
@@ -196,14 +198,15 @@ class Mapped:
         return True
 
     def __len__(self) -> int:
-        return len(_open(self.folder)[0])
+        return len(_open(self.folder)[0]) if self.rows is None else len(self.rows)
 
     def pixels(self, index: int) -> Pixels:
         """One image, (3, S, S) uint8."""
         array, unreadable = _open(self.folder)
-        if index in unreadable:
-            raise UnreadableImageError(unreadable[index])
-        image: Pixels = array[index]
+        row = index if self.rows is None else self.rows[index]
+        if row in unreadable:
+            raise UnreadableImageError(unreadable[row])
+        image: Pixels = array[row]
         return image
 
 
@@ -223,7 +226,7 @@ def cached(
 ) -> Mapped:
     """The same images from a memory-mapped file in ``folder``, which is written when missing.
 
-    Two processes may write the same entry at once, and either may be killed: each writes under
+    An image that comes more than once is stored once. Two processes may write the same entry at once, and either may be killed: each writes under
     a name of its own and renames at the end, so an entry is whole or it is not there.
 
     Example:
@@ -237,6 +240,14 @@ def cached(
         >>> mapped.pixels(0).shape
         (3, 224, 224)
     """
+    keys = prepared.images.keys
+    first = {key: place for place, key in reversed(list(enumerate(keys)))}
+    if len(first) < len(keys):
+        distinct = sorted(first)
+        once = prepared.images.subset([first[key] for key in distinct])
+        row = {key: place for place, key in enumerate(distinct)}
+        stored = cached(replace(prepared, images=once), folder, workers, context)
+        return replace(stored, rows=tuple(row[key] for key in keys))
     folder = Path(folder)
     entry = folder / cache_key(prepared)
     if entry.is_dir():

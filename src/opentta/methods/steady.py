@@ -18,7 +18,7 @@ Two forwards, two backwards per batch; one of each with ``passes=1``.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -51,6 +51,7 @@ from opentta.registry import register
 from opentta.types import Prediction
 
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
+LR = {1: 0.03, 2: 0.015}  # of the norm layers, by the number of passes
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 
 
@@ -58,14 +59,13 @@ ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 class SteadyConfig:
     """Symbols of the paper where it has one. Rates of modules at None follow the width rule."""
 
-    lr: Rate = 0.015  # norm layers
+    lr: Rate | None = None  # norm layers; None: by the number of passes
     lr_token: Rate | None = None  # T, the token network
     lr_affine: Rate | None = None  # A, the QKV affine network
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
     momentum: Momentum = 0.9
-    corrected: bool = field(default=False, metadata={"added": True})  # momentum counts in full at once
-    passes: Literal[1, 2] = 2  # 1: norm layers step on the first gradient, at half the cost
+    passes: Literal[1, 2] | None = None  # 1: half the cost; None: 2, or 1 where it rests at times
     rho: Weight = 0.05  # radius of the ascent step on the norm layers
     margin: Margin = 0.4  # a sample is reliable under margin * ln C
     lambda1: Weight = 0.1  # weight of the OOD loss in the first pass
@@ -130,7 +130,7 @@ class Steady(Adapter):
     Config = SteadyConfig
     config: SteadyConfig
     state: SteadyState
-    version = 4  # 1 was the default of ladder_affine; 2 took counts for a lean; 3 had an affine
+    version = 5  # 2 took counts for a lean, 3 had an affine, 4 a guard that took good models back
     policy = Policy(group=32, guard=True)
     score_sweep = ("alpha", ALPHA_GRID)
     kept_by_guard = ("lean", "counts")  # what was seen of the stream is not lost with the weights
@@ -145,7 +145,14 @@ class Steady(Adapter):
     def cost(cls, config: Any, batch_size: int) -> float:
         """One pass or two, and the modules."""
         modules = 0.4 * (config.affine != "off") + 0.1 * (config.ladder != "off")
-        return float(config.passes * (1 + BACKWARD) + modules)
+        return float((config.passes or 2) * (1 + BACKWARD) + modules)
+
+    @classmethod
+    def under(cls, config: SteadyConfig, policy: Policy) -> SteadyConfig:
+        """One pass where ``every`` or ``budget`` saves: more steps for the same cost."""
+        saves = policy.every > 1 or policy.budget is not None
+        passes = config.passes or (1 if saves else 2)
+        return replace(config, passes=passes, lr=LR[passes] if config.lr is None else config.lr)
 
     @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:
@@ -175,7 +182,7 @@ class Steady(Adapter):
         c, b = self.config, self.backbone
         norms = b.lower_norms(c.skip_top)
         return SteadyState(
-            Sgd([(norms, c.lr)], momentum=c.momentum, corrected=c.corrected),
+            Sgd([(norms, c.lr or 0.0)], momentum=c.momentum),
             *self.network.optimizers(c),
             torch.full((), torch.nan, device=b.device),
             Lean(b.classes, c.balance_average, b.device),

@@ -82,16 +82,12 @@ class Sgd:
         *,
         momentum: float = 0.0,
         nesterov: bool = False,
-        corrected: bool = False,
     ) -> None:
         self.params = [p for params, _ in groups for p in params]
         self.rates = [lr for params, lr in groups for _ in params]
         self.momentum = momentum
         self.nesterov = nesterov
         self.moments = [torch.zeros_like(p) for p in self.params] if momentum else []
-        self.mass: Tensor | None = None  # weights of the past gradients in a moment, together
-        if corrected and momentum and self.params:
-            self.mass = torch.zeros((), device=self.params[0].device)
 
     @torch.no_grad()
     def step(
@@ -109,17 +105,12 @@ class Sgd:
             if self.nesterov:
                 update = torch._foreach_add(list(grads), torch._foreach_mul(moments, self.momentum))
             assign(self.moments, moments, where)
-        if self.mass is not None:
-            mass = self.momentum * self.mass + 1
-            assign([self.mass], [mass], where)
-            update = torch._foreach_div(list(update), (1 - self.momentum) * mass)
         delta = torch._foreach_mul(list(update), [-scale * lr for lr in self.rates])
         assign(self.params, torch._foreach_add(self.params, delta), where)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """What it remembers."""
-        mass = {} if self.mass is None else {"mass": self.mass}
-        return {f"moment.{i}": m for i, m in enumerate(self.moments)} | mass
+        return {f"moment.{i}": m for i, m in enumerate(self.moments)}
 
 
 class Adam:
