@@ -257,6 +257,17 @@ def test_the_guard_needs_evidence_and_forgives():
     assert torch.equal(before, guard.sure)
 
 
+def test_the_guard_lets_a_model_disagree_that_does_not_repeat_itself():
+    """The source is sure of six classes; two in three answers differ from it."""
+    source = 9.0 * torch.eye(6)
+    yes = torch.tensor(True)
+    spread = source[[0, 1, 3, 2, 5, 4]]  # agreement of a third, on classes as varied as its own
+    alike = source[[0, 1, 0, 1, 0, 1]]  # the same agreement, on two classes
+    for adapted, fires in ((spread, False), (alike, True), (source.roll(1, dims=1), True)):
+        guard = Guard(6, torch.device("cpu"))
+        assert any(bool(guard.lost(source, adapted, 24, yes)) for _ in range(20)) == fires
+
+
 def test_any_method_takes_a_policy_and_none_has_one_by_default():
     adapter = opentta.adapt(tiny_vit(), "tent", normalization="half", group=32, guard=True)
     assert adapter.policy == Policy(32, True)

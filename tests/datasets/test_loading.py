@@ -84,6 +84,18 @@ def test_the_cache_gives_the_same_stream(known, far, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
+def test_an_image_that_comes_again_is_stored_once(known, tmp_path):
+    again = Prepared(known.subset([3, 1, 3, 3, 0, 1]), SMALL.natural)
+    folder = tmp_path / "cache"
+    mapped = cached(again, folder)
+    assert len(mapped) == 6
+    for place in range(6):
+        assert (mapped.pixels(place) == again.pixels(place)).all()
+    cached(Prepared(known.subset([1, 1, 0, 3]), SMALL.natural), folder)
+    (entry,) = folder.iterdir()
+    assert len(np.load(entry / "pixels.npy", mmap_mode="r")) == 3
+
+
 def test_the_cache_is_keyed_by_content_geometry_and_corruption(known):
     prepared = Prepared(known, SMALL.natural)
     keys = {

@@ -30,7 +30,7 @@ class Guard:
         >>> sure, other = torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 9.0]])
         >>> yes = torch.tensor(True)
         >>> [bool(guard.lost(sure.expand(3, 2), other.expand(3, 2), 9, yes)) for _ in range(3)]
-        [False, False, True]
+        [False, True, True]
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
