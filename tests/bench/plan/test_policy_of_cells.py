@@ -33,7 +33,7 @@ def test_a_wrong_policy_is_refused_when_the_cell_is_made():
 
 
 def test_the_guard_and_answers_apart_are_in_the_estimate():
-    assert forwards(cell(guard=True)) == pytest.approx(forwards(cell()) + 0.33)
+    assert forwards(cell(guard=True)) == pytest.approx(forwards(cell()) + 0.25)
     small = Cell("tent", Weights("vit", "ab"), STREAM, policy={"group": 20})
     assert forwards(small) == pytest.approx(forwards(cell()) + 1)
 

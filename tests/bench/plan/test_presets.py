@@ -352,7 +352,7 @@ def test_the_page_lists_the_presets_with_their_cells():
         ("imagenet-mini", "imagenet-mini-margins", 75, {"precision": "tf32"}),
         ("imagenet-mini", "imagenet-mini-seeds", 360, {"precision": "tf32"}),
         ("streams", "imagenet-mini-streams", 522, {"precision": "bfloat16"}),
-        ("embedded", "mini-full", 3150, {}),
+        ("embedded", "mini-full", 3375, {}),
         ("embedded", "mini-ablation", 225, {}),
         ("embedded", "rates", 808, {}),
     ],
