@@ -63,7 +63,7 @@ class Policy:
 
     ``group``: a call answers at once, and adaptation steps on groups of so many samples, however
     they came; 0: every call is a step, as papers have it. ``guard``: the source model looks at a
-    third of the samples, and the adapted one is taken back when it has lost what the source is
+    quarter of the samples, and the adapted one is taken back when it has lost what the source is
     sure of. ``every``: learn from every so many groups. ``budget``: learn as often as so many
     forwards per image pay for, answers and guard included; None: from every group.
     """
@@ -74,7 +74,7 @@ class Policy:
     budget: Budget | None = None
 
     def __post_init__(self) -> None:
-        """Two ways to save exclude each other; a third of one or two samples is none."""
+        """Two ways to save exclude each other; no third sample, none to look at."""
         if self.every > 1 and self.budget is not None:
             raise ConfigError(
                 f"policy.budget: expected either every or budget, got every={self.every} and "
@@ -82,7 +82,7 @@ class Policy:
             )
         if self.guard and self.group in (1, 2):
             raise ConfigError(
-                f"policy.guard: expected groups of at least 3 samples, as the guard looks at a "
+                f"policy.guard: expected groups of at least 3 samples, as the guard looks at the "
                 f"third of each, got group={self.group}; use group=32"
             )
 

@@ -18,7 +18,7 @@ KNOBS = {
     "lr_psi": ({}, None, 0.5),
     "lr_ladder": ({}, None, 0.1),
     "momentum": ({}, 0.9, 0.0),
-    "passes": ({}, None, 1),
+    "passes": ({"lr": 0.015}, None, 1),
     "rho": ({}, 0.05, 0.5),
     "margin": ({}, 0.7, 0.3),
     "lambda1": ({}, 0.01, 1.0),

@@ -431,5 +431,7 @@ def test_where_it_rests_at_times_it_makes_one_pass_with_a_larger_step(model):
         cost = saving.cost(saving.config, 32), plain.cost(plain.config, 32)
         assert cost == (pytest.approx(2.25), pytest.approx(4.4))
         assert "passes" not in repr(saving) and "lr" not in repr(saving)
+    assert opentta.adapt(model, "steady", budget=4.6).config.passes == 1
+    assert opentta.adapt(model, "steady", budget=4.7).config.passes == 2  # 4.4 and the guard's 0.25
     asked = opentta.adapt(model, "steady", budget=2.0, passes=2, lr=0.01)
     assert (asked.config.passes, asked.config.lr) == (2, 0.01)

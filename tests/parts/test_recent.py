@@ -104,5 +104,7 @@ def test_reset_empties_the_window():
     assert equal_runs(run(one, batches(3)), first)
 
 
-def test_an_infinite_value_is_not_mixed_into_a_quantile_below_it():
+def test_a_quantile_beside_an_infinite_value_is_the_nearer_of_the_two():
     assert filled(3, [1.0, 2.0, torch.inf]).quantiles(0.5, 1.0) == [2.0, torch.inf]
+    assert filled(4, [1.0, 2.0, 3.0, torch.inf]).quantiles(0.75, 0.9) == [3.0, torch.inf]
+    assert filled(2, [-torch.inf, 1.0]).quantiles(0.1, 0.9) == [-torch.inf, 1.0]

@@ -1,8 +1,8 @@
 """A guard that knows the source: it sees when the adapted model has lost what the source knew.
 
 The source model looks at a part of the samples. Where it is sure, the adapted model should mostly
-agree: adaptation is to win the samples that the source is unsure of, not to lose the others. Under a
-strong shift the source is often sure and wrong, and a model that disagrees may be the better one.
+agree: adaptation is to win the samples that the source is unsure of, not to lose the others. Under
+a strong shift the source is often sure and wrong, and a model that disagrees may be the better one.
 What tells the two apart is which classes come: a model that breaks answers with fewer and fewer.
 """
 
@@ -17,7 +17,8 @@ SURE = 0.5  # the source is sure of a sample above this probability
 KEEP = 0.9  # weight of the past, per 32 samples of the stream
 ENOUGH = 5.0  # sure samples, faded, before anything is concluded
 AGREE = 0.5  # with less agreement than this, and answers that repeat, the model is taken back
-LOST = 0.2  # with less than this it is in any case
+LOST = 0.2  # with less than this it is in any case; with few classes CHANCE times an even share
+CHANCE = 1.5
 REPEATS = 1.5  # times as often as the source's do two answers name one class
 BATCH = 32  # samples, in which KEEP is stated
 
@@ -59,6 +60,7 @@ class Guard:
         past = [count for count, _ in pairs]
         assign(past, [keep * count + new for count, new in pairs], where)
         by_source, by_adapted = self.answers.square().sum(dim=1)
-        share = torch.where(by_adapted > REPEATS * by_source, AGREE, LOST)
+        least = min(AGREE, max(LOST, CHANCE / len(classes)))
+        share = torch.where(by_adapted > REPEATS * by_source, AGREE, least)
         lost = (self.sure > ENOUGH) & (self.agreed + 1 < share * (self.sure + 1))
         return lost & where

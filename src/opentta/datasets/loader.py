@@ -185,8 +185,8 @@ def _checked(decoded: Decoded) -> Decoded:
 class Mapped:
     """Square images in ``folder/pixels.npy``, (N, 3, S, S) uint8, mapped and never copied whole.
 
-    It holds the path only, so that it travels to a worker process in a few bytes. ``rows`` are the
-    places of the images in the file, where some come more than once.
+    It holds no pixels, so that it travels to a worker process in few bytes. ``rows`` are the places
+    of the images in the file, where some come more than once.
     """
 
     folder: Path
@@ -226,8 +226,9 @@ def cached(
 ) -> Mapped:
     """The same images from a memory-mapped file in ``folder``, which is written when missing.
 
-    An image that comes more than once is stored once. Two processes may write the same entry at once, and either may be killed: each writes under
-    a name of its own and renames at the end, so an entry is whole or it is not there.
+    An image that comes more than once is stored once. Two processes may write the same entry at
+    once, and either may be killed: each writes under a name of its own and renames at the end, so
+    an entry is whole or it is not there.
 
     Example:
         >>> import tempfile

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from opentta.adapter.base import Adapter
-from opentta.adapter.method import BACKWARD, Stage
+from opentta.adapter.method import BACKWARD, Stage, forwards
 from opentta.config import (
     Count,
     Margin,
@@ -53,6 +53,7 @@ from opentta.types import Prediction
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
 LR = {1: 0.03, 2: 0.015}  # of the norm layers, by the number of passes
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
+BATCH = 32  # samples per call, where no group says
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class SteadyConfig:
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
     momentum: Momentum = 0.9
-    passes: Literal[1, 2] | None = None  # 1: half the cost; None: 2, or 1 where it rests at times
+    passes: Literal[1, 2] | None = None  # 1: half the cost; None: 2, or 1 where the policy saves
     rho: Weight = 0.05  # radius of the ascent step on the norm layers
     margin: Margin = 0.4  # a sample is reliable under margin * ln C
     lambda1: Weight = 0.1  # weight of the OOD loss in the first pass
@@ -149,8 +150,10 @@ class Steady(Adapter):
 
     @classmethod
     def under(cls, config: SteadyConfig, policy: Policy) -> SteadyConfig:
-        """One pass where ``every`` or ``budget`` saves: more steps for the same cost."""
-        saves = policy.every > 1 or policy.budget is not None
+        """One pass where not every step of two is paid for: more steps for the same cost."""
+        group = policy.group or BATCH
+        whole = forwards(cls, replace(config, passes=2), policy, group) / group
+        saves = policy.every > 1 or (policy.budget is not None and policy.budget < whole)
         passes = config.passes or (1 if saves else 2)
         return replace(config, passes=passes, lr=LR[passes] if config.lr is None else config.lr)
 

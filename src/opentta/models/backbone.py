@@ -231,7 +231,8 @@ class Backbone(nn.Module, ABC):
 
     def _through(self, images: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
         """How blocks are run on this batch."""
-        is_ready = (images.shape, torch.is_grad_enabled()) in self._compiled
+        kind = (images.shape, torch.is_grad_enabled())
+        is_ready = self.is_compiled and kind in self._compiled
         return compiled(Backbone.through) if is_ready else Backbone.through
 
     def _is_watched(self, block: nn.Module) -> bool:

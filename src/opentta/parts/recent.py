@@ -36,5 +36,7 @@ class Recent:
         place = torch.stack([last * share for share in shares])
         low, high = place.floor(), place.ceil()
         below, above = ordered.take(low.long()), ordered.take(high.long())
-        between = torch.lerp(below, above, place - low)
-        return list(torch.where(below == above, below, between).unbind())  # infinite ones, too
+        share = place - low
+        nearest = torch.where(share < 0.5, below, above)  # beside an infinite value
+        between = torch.lerp(below, above, share)
+        return list(torch.where((above - below).isfinite(), between, nearest).unbind())
