@@ -268,15 +268,15 @@ def test_the_guard_lets_a_model_disagree_that_does_not_repeat_itself():
         assert any(bool(guard.lost(source, adapted, 24, yes)) for _ in range(20)) == fires
 
 
-@pytest.mark.parametrize("classes, fires", [(2, True), (3, True), (5, True), (20, True)])
-def test_the_guard_notices_answers_by_chance(classes, fires):
+@pytest.mark.parametrize("classes", [2, 3, 5, 20])
+def test_the_guard_notices_answers_by_chance(classes):
     dice = torch.Generator().manual_seed(0)
     guard, yes = Guard(classes, torch.device("cpu")), torch.tensor(True)
 
     def sure():
         return 9.0 * torch.eye(classes)[torch.randint(classes, (8,), generator=dice)]
 
-    assert any(bool(guard.lost(sure(), sure(), 32, yes)) for _ in range(100)) == fires
+    assert any(bool(guard.lost(sure(), sure(), 32, yes)) for _ in range(100))
 
 
 def test_any_method_takes_a_policy_and_none_has_one_by_default():

@@ -43,7 +43,7 @@ from opentta.parts.affine import AttentionAffine, SimilarityOn
 from opentta.parts.ladder import Ladder
 from opentta.parts.losses import energy, entropy, masked_mean, self_weighted_entropy, wide
 from opentta.parts.optim import Sgd, collapsed_
-from opentta.parts.prior import ClassCounts, Lean
+from opentta.parts.prior import BATCH, ClassCounts, Lean
 from opentta.parts.recent import Recent
 from opentta.parts.sam import perturbed
 from opentta.parts.two_heads import ALPHA_GRID, PAPER_BIBTEX, Pass, TwoHeads, rates_for_width
@@ -53,7 +53,6 @@ from opentta.types import Prediction
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
 LR = {1: 0.03, 2: 0.015}  # of the norm layers, by the number of passes
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
-BATCH = 32  # samples per call, where no group says
 
 
 @dataclass(frozen=True)

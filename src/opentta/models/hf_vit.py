@@ -71,9 +71,8 @@ class HuggingFaceBackbone(Backbone):
         z = block.layernorm_before(tokens)
         attn = block.attention
         qkv = torch.stack([attn.q_proj(z), attn.k_proj(z), attn.v_proj(z)], dim=2)
-        qkv = qkv.view(
-            *z.shape[:2], 3, self.heads, self.dim // self.heads
-        )  # (B, N, 3, heads, d_head)
+        shape = (*z.shape[:2], 3, self.heads, self.dim // self.heads)
+        qkv = qkv.view(shape)  # (B, N, 3, heads, d_head)
         mixed = attention(qkv if edit is None else edit(z, qkv), class_only)
         kept = (tokens[:, :1] if class_only else tokens) + attn.o_proj(mixed)
         out: Tensor = kept + block.mlp(block.layernorm_after(kept))

@@ -74,9 +74,8 @@ class TorchvisionBackbone(Backbone):
         z = block.ln_1(tokens)
         attn = block.self_attention
         qkv = functional.linear(z, attn.in_proj_weight, attn.in_proj_bias)
-        qkv = qkv.view(
-            *z.shape[:2], 3, self.heads, self.dim // self.heads
-        )  # (B, N, 3, heads, d_head)
+        shape = (*z.shape[:2], 3, self.heads, self.dim // self.heads)
+        qkv = qkv.view(shape)  # (B, N, 3, heads, d_head)
         mixed = attention(qkv if edit is None else edit(z, qkv), class_only)
         kept = (tokens[:, :1] if class_only else tokens) + attn.out_proj(mixed)
         out: Tensor = kept + block.mlp(block.ln_2(kept))
