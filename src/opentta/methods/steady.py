@@ -73,7 +73,7 @@ class SteadyConfig:
     mu: Weight = 1.0  # weight of the similarity loss in the first pass
     alpha: Share = 0.3  # share of the class token in the OOD score
     affine: Literal["pooled", "off"] = "off"
-    ladder: Literal["dense", "off"] = "dense"
+    ladder: Literal["dense", "diagonal", "off"] = "dense"
     recover_below: Margin = 0.1  # back to the source when the average entropy falls under it
     average: Share = 0.9  # weight of the past in that average
     skip_top: Natural = 3  # blocks at the output whose norms stay; so does the final norm
@@ -171,7 +171,7 @@ class Steady(Adapter):
             affine = AttentionAffine(b.dim, b.prefix, range(b.depth), generator=generator)
             self.extras["affine"] = affine
         if c.ladder != "off":
-            ladder = Ladder(b.dim, b.depth, generator=generator)
+            ladder = Ladder(b.dim, b.depth, kind=c.ladder, generator=generator)
             self.extras["ladder"] = ladder
         self.network = TwoHeads(b, affine, ladder)
 

@@ -6,15 +6,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-LadderKind = Literal["dense", "channelwise"]
+LadderKind = Literal["dense", "channelwise", "diagonal"]
 Start = Literal["identity", "mean", "random"]
 
 
 class Ladder(nn.Module):
     """Psi: d -> d on each class token, then HLN: L d -> d on all of them (Eqns. 1 and 2).
 
-    ``kind``: "dense" mixes every channel of every block; "channelwise" has one weight a block
-    and channel. ``start``: "identity" (Psi = I, HLN takes the last block) makes the ladder's
+    ``kind``: "dense" mixes every channel of every block; "channelwise" has one weight per block
+    and channel; "diagonal" has no more than that in Psi either, so that it is as small as the norm
+    layers. ``start``: "identity" (Psi = I, HLN takes the last block) makes the ladder's
     prediction the class token's own; "mean" averages the blocks; "random" is torch's default
     for both layers. The last two do not start as the source model: they are there to be compared.
     """
@@ -30,7 +31,7 @@ class Ladder(nn.Module):
     ) -> None:
         super().__init__()
         self.kind = kind
-        self.psi = nn.Linear(dim, dim, device="meta").to_empty(device="cpu")
+        self.psi = Scaled(dim) if kind == "diagonal" else _linear(dim)
         shape = (dim, depth * dim) if kind == "dense" else (depth, dim)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(dim))
@@ -39,12 +40,12 @@ class Ladder(nn.Module):
 
     def _start(self, dim: int, depth: int, start: Start, generator: torch.Generator) -> None:
         self.psi.bias.zero_()
-        if start == "random":
+        if start == "random" and self.kind != "diagonal":
             self.psi.weight.uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
             fan_in = depth * dim if self.kind == "dense" else depth
             self.weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
             return
-        self.psi.weight.copy_(torch.eye(dim))
+        self.psi.weight.copy_(torch.ones(dim) if self.kind == "diagonal" else torch.eye(dim))
         share = [1 / depth] * depth if start == "mean" else [0.0] * (depth - 1) + [1.0]
         for block, value in enumerate(share):
             if self.kind == "dense":
@@ -59,3 +60,22 @@ class Ladder(nn.Module):
             return nn.functional.linear(tokens.flatten(1), self.weight, self.bias)  # Eqn. 2
         mixed: Tensor = (tokens * self.weight).sum(dim=1) + self.bias
         return mixed
+
+
+class Scaled(nn.Module):
+    """A scale and a shift per channel: (..., d) -> (..., d)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Each channel on its own."""
+        return tokens * self.weight + self.bias
+
+
+def _linear(dim: int) -> nn.Linear:
+    """d -> d; its values are set by the caller."""
+    layer: nn.Linear = nn.Linear(dim, dim, device="meta").to_empty(device="cpu")
+    return layer
