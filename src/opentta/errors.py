@@ -60,6 +60,18 @@ class DecisionError(OpenttaError, RuntimeError):
     """A decision, a name or a promise that nothing given so far allows."""
 
 
+class StaleStreamError(StateError):
+    """A stream's state file that somebody else has written since it was read."""
+
+
+class StreamError(OpenttaError, ValueError):
+    """A name of a stream that is none, or a stream that is not there."""
+
+
+class HostFullError(OpenttaError, RuntimeError):
+    """No place for one more stream."""
+
+
 class CalibrationError(OpenttaError, ValueError):
     """Known images, or a rate, from which no threshold can be made."""
 

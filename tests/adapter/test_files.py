@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import opentta
 from opentta import registry
-from opentta.adapter import files
+from opentta.adapter import whole_file
 from opentta.errors import (
     ConfigError,
     StateError,
@@ -65,7 +65,7 @@ def rewrite(path, state=None, **told):
     words = words_of(path) | told
     del words["hash"]
     words, state = {n: json.dumps(v) for n, v in words.items()}, load_file(path) | (state or {})
-    save_file(state, path, {**words, "hash": files._hash(words, state)})
+    save_file(state, path, {**words, "hash": whole_file.content_hash(words, state)})
 
 
 def beside(path):
@@ -439,8 +439,8 @@ def test_a_spoiled_state_does_not_take_the_place_of_a_good_one(path):
 
 
 def test_drafts_of_killed_processes_are_removed_and_no_other_files(path):
-    mine = f".{path.name}.0a1b2c3d.{files.DRAFT}"
-    others = [f".other{path.name}.0a1b2c3d.{files.DRAFT}", f".{path.name}.txt", "notes.txt"]
+    mine = f".{path.name}.0a1b2c3d.{whole_file.DRAFT}"
+    others = [f".other{path.name}.0a1b2c3d.{whole_file.DRAFT}", f".{path.name}.txt", "notes.txt"]
     for name in (mine, *others):
         (path.parent / name).write_text("half")
     opentta.save(adapted(), path)
@@ -468,7 +468,7 @@ def test_a_save_waits_for_another_one(path, monkeypatch):
     assert written.wait(20)
     threads[1].start()
     time.sleep(0.2)
-    assert [name.rpartition(".")[2] for name in beside(path)] == [files.DRAFT, files.LOCK]
+    assert [name.rpartition(".")[2] for name in beside(path)] == [whole_file.DRAFT, whole_file.LOCK]
     go_on.set()
     for thread in threads:
         thread.join()
@@ -477,9 +477,9 @@ def test_a_save_waits_for_another_one(path, monkeypatch):
 
 
 def test_a_save_does_not_wait_for_ever(path, monkeypatch):
-    monkeypatch.setattr(files, "WAIT", 0.1)
+    monkeypatch.setattr(whole_file, "WAIT", 0.1)
     with (
-        FileLock(path.with_name(f".{path.name}.{files.LOCK}")),
+        FileLock(path.with_name(f".{path.name}.{whole_file.LOCK}")),
         pytest.raises(StateFileError, match=r"another save of it has not ended for 0\.1 s"),
     ):
         opentta.save(adapted(), path)
@@ -522,7 +522,7 @@ class Killing:
         """Which of the two the file is, and whether a draft was left."""
         loaded = opentta.load(self.path, self.model).state_dict()
         (which,) = [n for n, state in enumerate(self.states) if same(loaded, state)]
-        return which, any(name.endswith(files.DRAFT) for name in beside(self.path))
+        return which, any(name.endswith(whole_file.DRAFT) for name in beside(self.path))
 
     def at_random(self, kills):
         """(saved state, draft left) after each kill of a process that saves all the time."""

@@ -1,27 +1,20 @@
 """An adapter in one file: tensors as safetensors, and in its metadata how to build it again.
 
-A file is the old one or the new one, never a part: it is written under another name, waits for the
-disk, and is renamed. docs/state-files.md says what is in it.
+docs/state-files.md says what is in it, whole_file.py how it is written.
 """
 
 import dataclasses
 import errno
-import glob
-import hashlib
 import json
 import os
-import secrets
-import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from opentta import registry
@@ -29,7 +22,8 @@ from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
 from opentta.adapter.calibration import Calibration
 from opentta.adapter.place import refuse_gpu_options
-from opentta.adapter.snapshot import FORMAT, hashed
+from opentta.adapter.snapshot import FORMAT
+from opentta.adapter.whole_file import alone, read_file, write_file
 from opentta.config import Execution, make_config
 from opentta.errors import (
     ConfigError,
@@ -40,14 +34,7 @@ from opentta.errors import (
 )
 from opentta.version import __version__
 
-DRAFT, LOCK = "opentta-draft", "opentta-lock"  # how the names of files in the making end
-WAIT = 60  # seconds for another save of the same file
-LONGEST = 100_000_000  # bytes of a header, by the format
-BY_LOAD = (
-    "graph",
-    "precision",
-    "compile",
-)  # execution options that belong to a device: ``load`` is told
+BY_LOAD = ("graph", "precision", "compile")  # belong to a device: ``load`` is told
 
 
 def save(adapter: Adapter, path: str | os.PathLike[str]) -> None:
@@ -76,8 +63,9 @@ def save(adapter: Adapter, path: str | os.PathLike[str]) -> None:
             raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
         if not target.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}")
-        with _alone(target):
-            _replace(target, _packed(adapter))
+        words, state = _packed(adapter)
+        with alone(target):
+            write_file(target, words, state)
     except (StateError, OSError) as error:
         kind = StateFileError if isinstance(error, OSError) else StateError
         reason = getattr(error, "strerror", None) or error
@@ -113,7 +101,8 @@ def load(
         >>> opentta.load(path, vit)
         steady(group=16) around timm VisionTransformer, 4 blocks of 192, 5 classes, on cpu: ...
     """
-    told, state = _read(Path(path))
+    words, state = read_file(Path(path), partial(_check_format, Path(path)))
+    told = {name: json.loads(text) for name, text in words.items()}
     method = registry.method(told["method"])
     if told["version"] != method.version:
         raise StateError(
@@ -155,13 +144,12 @@ def load(
 # What is written ------------------------------------------------------------------------------
 
 
-def _packed(adapter: Adapter) -> bytes:
-    """The whole file, of one version of the adapter."""
+def _packed(adapter: Adapter) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What is written, of one version of the adapter."""
     with adapter._lock:
         state = {name: t.cpu() for name, t in adapter.state_dict().items()}
         adapter._snapshot.check(adapter, state)
-        words = _described(adapter)
-    return bytes(safetensors.torch.save(state, {**words, "hash": _hash(words, state)}))
+        return _described(adapter), state
 
 
 def _described(adapter: Adapter) -> dict[str, str]:
@@ -186,79 +174,7 @@ def _described(adapter: Adapter) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in told.items()}
 
 
-def _hash(words: Mapping[str, str], state: Mapping[str, Tensor]) -> str:
-    """Of all that is in a file: a damaged one must not pass for another adapter."""
-    kinds = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in state.items()}
-    text = json.dumps([words, kinds, hashed(state)], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Nobody else saves ``path`` inside; so drafts that lie there were left by killed processes."""
-    name = path.with_name(f".{path.name}.{LOCK}")
-    lock = FileLock(name, timeout=WAIT, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        what = f"another save of it has not ended for {WAIT} s"
-        raise TimeoutError(errno.ETIMEDOUT, what) from None
-    try:
-        for draft in path.parent.glob(f".{glob.escape(path.name)}.*.{DRAFT}"):
-            with suppress(OSError):
-                draft.unlink()
-        yield
-    finally:
-        with suppress(OSError):
-            name.unlink()  # while it is locked: who waits for it makes a new one
-        lock.release()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Put ``data`` in the place of the file ``path``; when that fails, nothing is left behind."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.{DRAFT}")
-    try:
-        with draft.open("xb") as file:
-            with suppress(FileNotFoundError):  # who may read the old file may read the new one
-                draft.chmod(stat.S_IMODE(path.stat().st_mode))
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    with suppress(OSError, AttributeError):  # not every system can; old or new it is anyhow
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 # What is read ---------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description in a file and its tensors, or why they are none."""
-    try:
-        with path.open("rb"):  # what the system says of a file, safetensors does not
-            pass
-        with safe_open(path, "pt") as file:
-            words = dict(file.metadata() or {})
-            _check_format(path, words)
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise StateFileError(f"there is no file {path}") from None
-    except IsADirectoryError:
-        raise StateFileError(f"{path} is a folder; expected a file of opentta.save") from None
-    except OSError as error:
-        raise StateFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise StateError(f"{path} {_damage(path)} ({error})") from error
-    if words.pop("hash", None) != _hash(words, state):
-        raise StateError(f"{path} is damaged: its content is not what its hash says")
-    return {name: json.loads(text) for name, text in words.items()}, state
 
 
 def _check_format(path: Path, words: Mapping[str, str]) -> None:
@@ -272,26 +188,6 @@ def _check_format(path: Path, words: Mapping[str, str]) -> None:
             f"{path} has format {found}, of opentta {words['opentta']}, and this opentta "
             f"{__version__} knows format {FORMAT}: update opentta"
         )
-
-
-def _damage(path: Path) -> str:
-    """What is wrong with a file that safetensors refused."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        data = 8 + int.from_bytes(file.read(8), "little")  # where it begins
-        header = file.read(min(data - 8, LONGEST))
-    if data > LONGEST or (size > 8 and header[:1] != b"{"):
-        return "is no safetensors file"
-    try:
-        entries = {} if size < data else json.loads(header)
-        ends = [entry["data_offsets"][1] for n, entry in entries.items() if n != "__metadata__"]
-        needed = data + max(ends, default=0)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-        return "is damaged in its header"
-    if size < needed:
-        least = "at least " if size < data else ""
-        return f"ends too soon: it has {size:,} bytes and needs {least}{needed:,}"
-    return "is damaged"
 
 
 @contextmanager

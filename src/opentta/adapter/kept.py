@@ -59,12 +59,19 @@ class Kept:
             rejected = None if out.decision is None else out.decision.rejected.clone()
             self._answered.append(Answered(self.next, in_bytes(images), out.labels, rejected))
         self.next += len(images)
-        while self._answered and self._answered[0].end <= self.next - self.most:
-            self._answered.popleft()
-        if self._answered:
-            oldest = self._answered[0].first
-            self._labelled = {t for t in self._labelled if t >= oldest}
+        self.forget(self.next - self.most)
         return ticket
+
+    @property
+    def oldest(self) -> int:
+        """Ticket of the oldest image that is kept; the next one's where there is none."""
+        return self._answered[0].first if self._answered else self.next
+
+    def forget(self, before: int) -> None:
+        """Let the images of calls go whose tickets all lie before this one."""
+        while self._answered and self._answered[0].end <= before:
+            self._answered.popleft()
+        self._labelled = {t for t in self._labelled if t >= self.oldest}
 
     def find(self, tickets: Sequence[int]) -> list[Answered]:
         """The images of ``tickets``, each as a call of one; gone or unheard-of ones are refused."""

@@ -8,6 +8,7 @@ import copy
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +75,32 @@ class Preprocess:
         steps = getattr(self.transform, "transforms", [self.transform])
         words = ", ".join(" ".join(repr(step).split()) for step in steps)
         return f"Preprocess({size}: {'no transform' if self.transform is None else words})"
+
+
+def opened(data: bytes, *, most_pixels: int) -> Image.Image:
+    """A PIL image from the bytes of a file; not decoded yet, and of at most so many pixels.
+
+    Example:
+        >>> opened(b"no image", most_pixels=100)
+        Traceback (most recent call last):
+        opentta.errors.UnreadableImageError: expected the bytes of an image file (JPEG, PNG, ...)...
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is below
+            image = Image.open(io.BytesIO(data))
+    except Exception as error:  # Pillow's openers raise many kinds on damaged files
+        start = data[:8].hex(" ") or "nothing"
+        raise UnreadableImageError(
+            f"expected the bytes of an image file (JPEG, PNG, ...), got {len(data)} bytes that "
+            f"begin with {start}; send the file as it is on disk"
+        ) from error
+    if image.width * image.height > most_pixels:
+        raise UnreadableImageError(
+            f"expected an image of at most {most_pixels:,} pixels, got {image.width}x"
+            f"{image.height}; send a smaller one"
+        )
+    return image
 
 
 def preprocess_of(

@@ -1,0 +1,3 @@
+from .host import Host, StreamInfo
+
+__all__ = ["Host", "StreamInfo"]

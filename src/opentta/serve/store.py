@@ -1,0 +1,267 @@
+"""The state files of a host: one per stream, of one model and one method.
+
+A file has one writer. It carries a version number that every save raises; who finds another number
+than the one he read has been overtaken, and does not write. Images that are set aside are in files
+of their own, once, however many streams use them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from opentta.adapter.base import Adapter
+from opentta.adapter.calibration import Calibration, StreamThreshold, restored
+from opentta.adapter.serving import Serving
+from opentta.adapter.snapshot import flatten
+from opentta.adapter.whole_file import alone, read_file, replace_file, write_file
+from opentta.errors import StaleStreamError, StateError, StateFileError
+from opentta.serve.stream import Stream
+from opentta.version import __version__
+
+FORMAT = 1
+IMAGES = "calibration.images"
+
+
+class Store:
+    """A folder of state files; a folder of another model or method is refused.
+
+    Example:
+        >>> import tempfile, timm, opentta
+        >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=4)
+        >>> Store(Path(tempfile.mkdtemp()), opentta.adapt(vit, "tent")).names()
+        []
+    """
+
+    def __init__(self, folder: Path, adapter: Adapter) -> None:
+        self.folder, self._adapter = folder, adapter
+        self.identity = json.loads(json.dumps(adapter._snapshot.identity(adapter)))
+        try:
+            (folder / "streams").mkdir(parents=True, exist_ok=True)
+            (folder / "known").mkdir(exist_ok=True)
+        except OSError as error:
+            raise StateFileError(f"cannot use {folder} as a store: {error.strerror}") from error
+        self._words = self._described()
+        self._names = {path.stem for path in (folder / "streams").glob("*.safetensors")}
+
+    def _described(self) -> dict[str, Any]:
+        """What the store says of itself; written when it is new."""
+        path = self.folder / "host.json"
+        if not path.exists():
+            words = {"opentta": __version__, "format": FORMAT, **self.identity}
+            words |= {"calibration": None, "serial": 0}
+            self._write_words(words)
+            return words
+        try:
+            words = dict(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise StateError(f"{path} cannot be read: {error}") from error
+        for name, ours in self.identity.items():
+            if words.get(name) != ours:
+                raise StateError(
+                    f"the store {self.folder} is of another {name}: {_short(words.get(name))} "
+                    f"there, {_short(ours)} here. Serve what it was made with, or give another "
+                    "folder"
+                )
+        return words
+
+    def _write_words(self, words: Mapping[str, Any]) -> None:
+        path = self.folder / "host.json"
+        with alone(path):
+            replace_file(path, json.dumps(words, indent=1).encode())
+
+    # Streams ------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Streams that have a file."""
+        return sorted(self._names)
+
+    def count(self) -> int:
+        """How many have one."""
+        return len(self._names)
+
+    def packed(self, stream: Stream) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """What is written of ``stream``, of this moment."""
+        tensors = {f"value.{name}": t.detach().cpu() for name, t in stream.values.items()}
+        for name, tensor in stream.serving.tensors().items():
+            if name != IMAGES:
+                tensors[f"serving.{name}"] = tensor.cpu()
+        tensors["generator"] = stream.generator.cpu()
+        waiting = [*stream.ready, *stream.waiting]
+        for place, image in enumerate(waiting):
+            if isinstance(image, bytes):
+                tensors[f"waiting.{place}.file"] = torch.frombuffer(
+                    bytearray(image), dtype=torch.uint8
+                )
+            else:
+                tensors[f"waiting.{place}.pixels"] = image.cpu().contiguous()
+        words = {
+            "opentta": __version__,
+            "format": str(FORMAT),
+            "stream": stream.name,
+            "known": stream.known or "",
+            "ready": str(len(stream.ready)),
+            "counts": json.dumps([stream.stepped, stream.skipped, stream.serial]),
+            "identity": json.dumps(self.identity, sort_keys=True),
+        }
+        return words, {name: t.contiguous().clone() for name, t in tensors.items()}
+
+    def write(
+        self, name: str, words: Mapping[str, str], tensors: Mapping[str, Tensor], *, version: int
+    ) -> int:
+        """Write the file of a stream whose file had ``version``; the new version comes back."""
+        path = self._path(name)
+        try:
+            with alone(path):
+                found = self._version(path)
+                if found != version:
+                    raise StaleStreamError(
+                        f"the stream {name!r} is not saved: its file has version {found}, and this "
+                        f"process knew version {version}. Another process serves this store; let "
+                        "one alone do so"
+                    )
+                write_file(path, {**words, "version": str(version + 1)}, tensors)
+        except StateError:
+            raise
+        except OSError as error:
+            raise StateFileError(
+                f"{path} is not written, and is as it was before: {error.strerror or error}"
+            ) from error
+        self._names.add(name)
+        return version + 1
+
+    def read(self, name: str, serving: Serving, known: dict[str, Tensor]) -> Stream | None:
+        """The stream as it was saved, or None where it has no file; ``known`` is added to."""
+        if name not in self._names:
+            return None
+        path = self._path(name)
+        words, tensors = read_file(path, partial(self._check, path))
+        device = self._adapter.backbone.device
+        counts = {
+            n.removeprefix("serving."): t for n, t in tensors.items() if n.startswith("serving.")
+        }
+        if words["known"]:
+            if words["known"] not in known:
+                known[words["known"]] = self._images(words["known"], device)
+            counts[IMAGES] = known[words["known"]]
+        values = {
+            n.removeprefix("value."): t.to(device)
+            for n, t in tensors.items()
+            if n.startswith("value.")
+        }
+        self._check_values(path, values)
+        places = sorted(
+            (n for n in tensors if n.startswith("waiting.")), key=lambda n: int(n.split(".")[1])
+        )
+        waiting = [
+            tensors[n].numpy().tobytes() if n.endswith(".file") else tensors[n].to(device)
+            for n in places
+        ]
+        stepped, skipped, serial = json.loads(words["counts"])
+        ready = int(words["ready"])
+        stream = Stream(
+            name,
+            values,
+            tensors["generator"],
+            serving.restored(counts),
+            waiting=waiting[ready:],
+            ready=waiting[:ready],
+            stepped=stepped,
+            skipped=skipped,
+            saved=int(words["version"]),
+            known=words["known"] or None,
+            serial=serial,
+        )
+        calibration = stream.serving.calibration
+        if isinstance(calibration, Calibration):
+            calibration.images = counts[IMAGES]  # one copy for all
+        return stream
+
+    def remove(self, name: str) -> None:
+        """Its file goes."""
+        path = self._path(name)
+        with alone(path):
+            path.unlink(missing_ok=True)
+        self._names.discard(name)
+
+    # Set-aside images ---------------------------------------------------------------------
+
+    def calibrate(
+        self, made: Calibration | StreamThreshold, known: str | None, *, serial: int
+    ) -> None:
+        """Remember what all streams are calibrated with, also new ones."""
+        if isinstance(made, Calibration):
+            described: Any = {"known": known, "rate": made.rate, "follow": made.recent is not None}
+            tensors = {n: t.cpu() for n, t in made.tensors().items() if n != "images"}
+            path = self.folder / "calibration.safetensors"
+            with alone(path):
+                write_file(path, {"known": known or ""}, tensors)
+        else:
+            described = "stream"
+        self._words |= {"calibration": described, "serial": serial}
+        self._write_words(self._words)
+
+    def keep_images(self, made: Calibration | StreamThreshold, known: str | None) -> None:
+        """Write the set-aside images, where they are not there yet."""
+        if known is None or not isinstance(made, Calibration):
+            return
+        path = self.folder / "known" / f"{known}.safetensors"
+        if not path.exists():
+            with alone(path):
+                write_file(path, {}, {"images": made.images.cpu()})
+
+    def calibration(
+        self, device: torch.device
+    ) -> tuple[Calibration | StreamThreshold | None, dict[str, Tensor], int]:
+        """What new streams are calibrated with, its images by name, and its serial number."""
+        described, serial = self._words.get("calibration"), int(self._words.get("serial", 0))
+        if described is None:
+            return None, {}, serial
+        if described == "stream":
+            return StreamThreshold(device), {}, serial
+        images = self._images(described["known"], device)
+        _, tensors = read_file(self.folder / "calibration.safetensors", lambda words: None)
+        made = restored({**tensors, "images": images}, device)
+        if isinstance(made, Calibration):
+            made.images = images
+        return made, {described["known"]: images}, serial
+
+    def _images(self, known: str, device: torch.device) -> Tensor:
+        path = self.folder / "known" / f"{known}.safetensors"
+        return read_file(path, lambda words: None)[1]["images"].to(device)
+
+    # Checks -------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> Path:
+        return self.folder / "streams" / f"{name}.safetensors"
+
+    def _version(self, path: Path) -> int:
+        """The version of a file; 0: there is none."""
+        if not path.exists():
+            return 0
+        with safe_open(path, "pt") as file:
+            return int((file.metadata() or {}).get("version", "0"))
+
+    def _check(self, path: Path, words: Mapping[str, str]) -> None:
+        if words.get("stream") is None:
+            raise StateError(f"{path} is no stream of a host")
+        if json.loads(words["identity"]) != self.identity:
+            raise StateError(f"{path} is a stream of another model or method than its store's")
+
+    def _check_values(self, path: Path, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in flatten(self._adapter).items():
+            there = values.get(name)
+            if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
+                raise StateError(f"{path} does not fit: {name} is missing or of another shape")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 200 else f"{text[:200]}..."
