@@ -204,6 +204,8 @@ class Adapter(Method):
             with self._as_started():  # source data is for the source model
                 learned = self.fit(source_images(loader, self.backbone))
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
+            if isinstance(self.serving.calibration, Calibration):
+                self.serving.calibration.source_scores = None  # of what was learned before
             self._replay.forget()
 
     # Decisions, labels, health -------------------------------------------------------------

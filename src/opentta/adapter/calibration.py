@@ -106,6 +106,13 @@ class Calibration:
         self.scores.copy_(self.scores_of(score))
         self.moves.fill_(moves)
 
+    def score_source(self, score: Score, *, moves: int) -> None:
+        """The same of the adapter as it started; what is known of it is not computed again."""
+        if self.source_scores is None:
+            self.source_scores = self.scores_of(score)
+        self.scores.copy_(self.source_scores)
+        self.moves.fill_(moves)
+
     def scores_of(self, score: Score) -> Tensor:
         """What ``score`` says of the set-aside images: (n,)."""
         return torch.cat([score(unpacked(part)) for part in torch.split(self.images, 32)]).to(

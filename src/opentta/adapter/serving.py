@@ -94,12 +94,12 @@ class Serving:
             self.calibration.keep_up(score, images=images, moves=self.moves)
 
     def moved(self, score: Score) -> None:
-        """The weights jumped: all set-aside scores are of another model."""
+        """The weights jumped back to the source's: all set-aside scores are of another model."""
         self.moves += 1
         if self.calibration is not None:
             self.calibration.start_again()
         if isinstance(self.calibration, Calibration):
-            self.calibration.score_all(score, moves=self.moves)
+            self.calibration.score_source(score, moves=self.moves)
 
     def start_again(self) -> None:
         """As ``reset`` asks for: counts and evidence start again; flags, tickets, images stay."""

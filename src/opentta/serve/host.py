@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -79,7 +79,9 @@ class Host:
     ladder is ``diagonal`` unless you say otherwise (docs/serving.md has what that costs). At most
     ``max_streams`` are in memory. With ``store``, a folder, the least recently used of them leave
     it for state files and come back with their next image; without, one more stream is refused by
-    ``HostFullError``. ``keep``: the latest images of all streams that wait for ``feedback``.
+    ``HostFullError``. ``max_stored``: streams in all, in memory and in files. ``save_every``: so
+    many images of a stream, and ``work`` saves it. ``keep``: the latest images of all streams that
+    wait for ``feedback``. ``per_step``: streams that learn in one step; by default one on a CPU.
 
     ``answer`` never learns; ``work`` does, one step per call, and returns whether there was
     anything to do. Call it in a thread of its own, or after each answer. A stream has at most one
@@ -136,6 +138,7 @@ class Host:
         self._streams: OrderedDict[str, Stream] = OrderedDict()  # the latest last
         self._kept: deque[tuple[str, int, int]] = deque()  # stream, ticket after, number of images
         self._lock, self._learning = threading.RLock(), threading.RLock()
+        self._saved = threading.Condition(self._lock)
         self._clock = count(1)
         self._everywhere: Calibration | StreamThreshold | None = None  # what new streams have
         self._serial = 0  # of that calibration: streams with a lower number take it over
@@ -157,11 +160,16 @@ class Host:
         says which they are. One bad image refuses the whole call, and nothing has happened.
         With ``learn=False`` it is a ``predict``: nothing changes, there is no ticket.
         """
+        if len(images) > self.max_streams:
+            raise HostFullError(
+                f"expected images of at most {self.max_streams} streams in one call, as no more "
+                f"are in memory, got {len(images)}"
+            )
         came = {checked_name(name): self._came(given) for name, given in images.items()}
         if not came:
             return {}
         with self._lock:
-            known = {name: self._stream(name, make=learn) for name in came}
+            known = {name: self._stream(name, make=learn, beside=came) for name in came}
             outs = self._answered({name: (known[name], came[name].images) for name in came})
             for name, out in outs.items():
                 stream = known[name]
@@ -355,16 +363,22 @@ class Host:
 
     def feedback(self, stream: str, ticket: Any, labels: Any, *, alpha: float = 0.01) -> Feedback:
         """Labels for images of ``stream``; see ``Adapter.feedback``."""
-        with self._lock, self._as(self._existing(stream), changes=True) as adapter:
-            return adapter.feedback(ticket, labels, alpha=alpha)
+        with self._lock:
+            found = self._existing(stream)
+            with self._as(found) as adapter:
+                told = adapter.feedback(ticket, labels, alpha=alpha)
+                if told.is_alarm:
+                    self._changed(found)
+        return told
 
     def reset(self, stream: str) -> None:
         """Back to the source model; images that wait are let go. See ``Adapter.reset``."""
         with self._lock:
             found = self._existing(stream)
             found.waiting, found.ready = [], []
-            with self._as(found, changes=True) as adapter:
+            with self._as(found) as adapter:
                 adapter.reset()
+                self._changed(found)
 
     def freeze(self, stream: str) -> None:
         """Stop learning; see ``Adapter.freeze``."""
@@ -401,11 +415,14 @@ class Host:
     def remove(self, stream: str) -> None:
         """Forget ``stream``, and its state file."""
         with self._learning, self._lock:
-            self._existing(stream)
-            del self._streams[stream]
+            checked_name(stream)
+            while stream in self._streams and self._streams[stream].is_saving:
+                self._saved.wait()
+            found = self._streams.pop(stream, None)
             self._kept = deque(entry for entry in self._kept if entry[0] != stream)
-            if self._store is not None:
-                self._store.remove(stream)
+            stored = self._store is not None and self._store.remove(stream)
+        if found is None and not stored:
+            raise self._missing(stream)
 
     # All streams --------------------------------------------------------------------------
 
@@ -421,7 +438,7 @@ class Host:
 
     def stored(self) -> list[str]:
         """Names of streams with a state file."""
-        return [] if self._store is None else self._store.names()
+        return [] if self._store is None else sorted(self._store.names())
 
     @property
     def capacity(self) -> str:
@@ -462,6 +479,11 @@ class Host:
                 streams = [self._existing(stream)]
             for found in streams:
                 self._calibrate(found, made[0])
+            used = {found.known for found in self._streams.values()} | {made[1]}
+            if isinstance(self._everywhere, Calibration):
+                images = self._everywhere.images
+                used |= {name for name, known in self._known.items() if known is images}
+            self._known = {name: known for name, known in self._known.items() if name in used}
 
     def _calibration(
         self, known: Iterable[Any] | Tensor | None, rate: float, *, follow: bool
@@ -485,6 +507,7 @@ class Host:
             _put(self._adapter, self._source)
             with self._mode(self._adapter, learn=False):
                 calibration.score_all(self._adapter._score, moves=0)
+            calibration.source_scores = calibration.scores.clone()
         return calibration, name
 
     def _calibrate(self, stream: Stream, made: Calibration | StreamThreshold) -> None:
@@ -545,11 +568,19 @@ class Host:
         if self._store is None:
             return
         with self._lock:
-            images = stream.unsaved
+            while stream.is_saving:
+                self._saved.wait()
+            if self._streams.get(stream.name) is not stream:  # it left, or was removed
+                return
+            stream.is_saving, images = True, stream.unsaved
             words, tensors = self._store.packed(stream)
-        stream.saved = self._store.write(stream.name, words, tensors, version=stream.saved)
-        with self._lock:
+        try:
+            stream.saved = self._store.write(stream.name, words, tensors, version=stream.saved)
             stream.unsaved -= images
+        finally:
+            with self._lock:
+                stream.is_saving = False
+                self._saved.notify_all()
 
     def _save_due(self) -> bool:
         """Save streams with ``save_every`` new images."""
@@ -561,8 +592,8 @@ class Host:
             self._save(stream)
         return bool(due)
 
-    def _stream(self, name: str, *, make: bool) -> Stream:
-        """The stream of that name, from memory, from its file, or new."""
+    def _stream(self, name: str, *, make: bool, beside: Container[str]) -> Stream:
+        """The stream of that name, from memory, from its file, or new; ``beside`` others stay."""
         if name in self._streams:
             self._streams.move_to_end(name)
             return self._streams[name]
@@ -570,43 +601,49 @@ class Host:
         if stream is None and not make:
             return self._new(name)
         if stream is None:
-            if self._store is not None and self._store.count() >= self.max_stored:
+            stored = set() if self._store is None else self._store.names()
+            if len(stored | self._streams.keys()) >= self.max_stored:
                 raise HostFullError(
-                    f"there are {self.max_stored} stored streams, the most that this host keeps: "
-                    "remove some, or raise max_stored"
+                    f"there are {self.max_stored} streams, the most that this host keeps in memory "
+                    "and in files: remove some, or raise max_stored"
                 )
             stream = self._new(name)
-        while len(self._streams) >= self.max_streams:
-            self._evict()
+        self._make_room(beside)
         self._streams[name] = stream
         return stream
 
-    def _evict(self) -> None:
-        """The least recently used stream leaves memory."""
-        if self._store is None:
+    def _make_room(self, beside: Container[str] = ()) -> None:
+        """The least recently used streams leave memory; one that is being saved stays a moment."""
+        if len(self._streams) >= self.max_streams and self._store is None:
             raise HostFullError(
                 f"{self.max_streams} streams are in memory, the most that this host holds, and "
                 "there is no store that one of them could leave for: remove a stream, raise "
                 "max_streams, or give the host a folder, store=..."
             )
-        name, stream = next(iter(self._streams.items()))
-        if stream.unsaved or not stream.saved:
-            self._save(stream)
-        del self._streams[name]
-        self._kept = deque(entry for entry in self._kept if entry[0] != name)
+        for name, stream in list(self._streams.items()):
+            if len(self._streams) < self.max_streams:
+                return
+            if stream.is_saving or name in beside:
+                continue
+            if stream.unsaved or not stream.saved:
+                self._save(stream)
+            del self._streams[name]
+            self._kept = deque(entry for entry in self._kept if entry[0] != name)
 
     def _existing(self, name: str) -> Stream:
         known = self._streams.get(checked_name(name)) or self._read(name)
         if known is None:
-            raise StreamError(
-                f"there is no stream {name!r}: one begins with its first image. There are "
-                f"{len(self._streams)} in memory"
-            )
+            raise self._missing(name)
         if name not in self._streams:
-            while len(self._streams) >= self.max_streams:
-                self._evict()
+            self._make_room()
             self._streams[name] = known
         return known
+
+    def _missing(self, name: str) -> StreamError:
+        return StreamError(
+            f"there is no stream {name!r}: one begins with its first image. There are "
+            f"{len(self._streams)} in memory"
+        )
 
     def _read(self, name: str) -> Stream | None:
         """The stream from its state file; None where there is none."""
@@ -650,19 +687,22 @@ class Host:
     # The shared network -------------------------------------------------------------------
 
     @contextmanager
-    def _as(self, stream: Stream, *, changes: bool = False) -> Iterator[Adapter]:
-        """The answering adapter as that of ``stream``; ``changes``: its tensors are taken back."""
+    def _as(self, stream: Stream) -> Iterator[Adapter]:
+        """The answering adapter as that of ``stream``."""
         adapter, idle = self._adapter, self._adapter.serving
         _put(adapter, stream.values)
         adapter.generator.set_state(stream.generator)
         adapter.serving = stream.serving
         try:
             yield adapter
-            if changes:
-                stream.values, stream.generator = _taken(adapter), adapter.generator.get_state()
-                stream.changes += 1
         finally:
             stream.serving, adapter.serving = adapter.serving, idle
+
+    def _changed(self, stream: Stream) -> None:
+        """Inside ``_as``: the adapter's tensors are the stream's from now on."""
+        stream.values = _taken(self._adapter)
+        stream.generator = self._adapter.generator.get_state()
+        stream.changes += 1  # a step that runs meanwhile began before
 
     def _can_share(self) -> bool:
         """Whether streams of this method learn in one step: tried, on two of one image each."""

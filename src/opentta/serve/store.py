@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from opentta.adapter.base import Adapter
@@ -22,12 +23,13 @@ from opentta.adapter.calibration import Calibration, StreamThreshold, restored
 from opentta.adapter.serving import Serving
 from opentta.adapter.snapshot import flatten
 from opentta.adapter.whole_file import alone, read_file, replace_file, write_file
-from opentta.errors import StaleStreamError, StateError, StateFileError
+from opentta.errors import CalibrationError, StaleStreamError, StateError, StateFileError
 from opentta.serve.stream import Stream
 from opentta.version import __version__
 
 FORMAT = 1
 IMAGES = "calibration.images"
+MOST_KNOWN = 64  # sets of set-aside images
 
 
 class Store:
@@ -37,7 +39,7 @@ class Store:
         >>> import tempfile, timm, opentta
         >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=4)
         >>> Store(Path(tempfile.mkdtemp()), opentta.adapt(vit, "tent")).names()
-        []
+        frozenset()
     """
 
     def __init__(self, folder: Path, adapter: Adapter) -> None:
@@ -50,6 +52,7 @@ class Store:
             raise StateFileError(f"cannot use {folder} as a store: {error.strerror}") from error
         self._words = self._described()
         self._names = {path.stem for path in (folder / "streams").glob("*.safetensors")}
+        self._prune()
 
     def _described(self) -> dict[str, Any]:
         """What the store says of itself; written when it is new."""
@@ -79,13 +82,9 @@ class Store:
 
     # Streams ------------------------------------------------------------------------------
 
-    def names(self) -> list[str]:
+    def names(self) -> frozenset[str]:
         """Streams that have a file."""
-        return sorted(self._names)
-
-    def count(self) -> int:
-        """How many have one."""
-        return len(self._names)
+        return frozenset(self._names)
 
     def packed(self, stream: Stream) -> tuple[dict[str, str], dict[str, Tensor]]:
         """What is written of ``stream``, of this moment."""
@@ -142,7 +141,7 @@ class Store:
         if name not in self._names:
             return None
         path = self._path(name)
-        words, tensors = read_file(path, partial(self._check, path))
+        words, tensors = read_file(path, partial(self._check, path, name))
         device = self._adapter.backbone.device
         counts = {
             n.removeprefix("serving."): t for n, t in tensors.items() if n.startswith("serving.")
@@ -184,12 +183,15 @@ class Store:
             calibration.images = counts[IMAGES]  # one copy for all
         return stream
 
-    def remove(self, name: str) -> None:
-        """Its file goes."""
+    def remove(self, name: str) -> bool:
+        """Its file goes, if there is one."""
+        if name not in self._names:
+            return False
         path = self._path(name)
         with alone(path):
             path.unlink(missing_ok=True)
         self._names.discard(name)
+        return True
 
     # Set-aside images ---------------------------------------------------------------------
 
@@ -208,14 +210,31 @@ class Store:
         self._words |= {"calibration": described, "serial": serial}
         self._write_words(self._words)
 
+    def _prune(self) -> None:
+        """Set-aside images that no stream has go, at the start alone."""
+        described = self._words.get("calibration")
+        used = {described["known"]} if isinstance(described, dict) else set()
+        for path in (self.folder / "streams").glob("*.safetensors"):
+            with suppress(SafetensorError, OSError), safe_open(path, "pt") as file:
+                used.add((file.metadata() or {}).get("known"))
+        for path in (self.folder / "known").glob("*.safetensors"):
+            if path.stem not in used:
+                path.unlink()
+
     def keep_images(self, made: Calibration | StreamThreshold, known: str | None) -> None:
         """Write the set-aside images, where they are not there yet."""
         if known is None or not isinstance(made, Calibration):
             return
         path = self.folder / "known" / f"{known}.safetensors"
-        if not path.exists():
-            with alone(path):
-                write_file(path, {}, {"images": made.images.cpu()})
+        if path.exists():
+            return
+        if len(list(path.parent.glob("*.safetensors"))) >= MOST_KNOWN:
+            raise CalibrationError(
+                f"{MOST_KNOWN} different sets of known images are stored, the most that a store "
+                "keeps: calibrate streams with the same images, or all at once"
+            )
+        with alone(path):
+            write_file(path, {}, {"images": made.images.cpu()})
 
     def calibration(
         self, device: torch.device
@@ -249,9 +268,12 @@ class Store:
         with safe_open(path, "pt") as file:
             return int((file.metadata() or {}).get("version", "0"))
 
-    def _check(self, path: Path, words: Mapping[str, str]) -> None:
-        if words.get("stream") is None:
-            raise StateError(f"{path} is no stream of a host")
+    def _check(self, path: Path, name: str, words: Mapping[str, str]) -> None:
+        if words.get("stream") != name:
+            what = repr(words["stream"]) if "stream" in words else "none"
+            raise StateError(
+                f"{path} holds the stream {what}, expected {name!r}: put it back under its name"
+            )
         if json.loads(words["identity"]) != self.identity:
             raise StateError(f"{path} is a stream of another model or method than its store's")
 

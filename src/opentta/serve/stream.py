@@ -35,6 +35,7 @@ class Stream:
     unscored: int = 0  # images since set-aside ones were last scored again
     saved: int = 0  # the version of its state file; 0: there is none
     unsaved: int = 0  # images since then
+    is_saving: bool = False
     serial: int = 0  # of the last calibration of all streams that it took over
     known: str | None = None  # the set of known images that it is calibrated with
 

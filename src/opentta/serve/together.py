@@ -119,7 +119,7 @@ class _Gradients(torch.autograd.Function):
 
 def _grad(outputs: Any, inputs: Sequence[Tensor], **_: Any) -> tuple[Tensor, ...]:
     loss = outputs if isinstance(outputs, Tensor) else outputs[0]
-    return tuple(_Gradients.apply(loss, *inputs))  # type: ignore[no-untyped-call]
+    return tuple(_Gradients.apply(loss, *inputs))
 
 
 class _Attention(torch.autograd.Function):
@@ -142,15 +142,16 @@ class _Attention(torch.autograd.Function):
             t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip(qkv, in_dims, strict=True)
         ]
-        mixed = functional.scaled_dot_product_attention(*(t.flatten(0, 1) for t in stacked))
-        return mixed.unflatten(0, (size, -1)), 0
+        q, k, v = (t.flatten(0, 1) for t in stacked)
+        mixed = functional.scaled_dot_product_attention(q, k, v)
+        return mixed.view(size, -1, *mixed.shape[1:]), 0
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     plain = {"dropout_p": 0.0, "attn_mask": None, "is_causal": False}
     if args or any(kwargs.get(name, value) != value for name, value in plain.items()):
         return functional.scaled_dot_product_attention(q, k, v, *args, **kwargs)
-    out: Tensor = _Attention.apply(q, k, v)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(q, k, v)
     return out
 
 
@@ -165,8 +166,8 @@ def _one_by_one(op: Callable[..., Tensor]) -> Callable[..., Any]:
     return run
 
 
-def _where(condition: Tensor, *values: Any, out: Tensor | None = None) -> Tensor:
-    chosen: Tensor = torch.where(condition, *values)
+def _where(condition: Tensor, *values: Any, out: Tensor | None = None) -> Any:
+    chosen: Any = torch.where(condition, *values)
     return chosen if out is None else out.copy_(chosen)
 
 

@@ -1,0 +1,235 @@
+"""State files of a host: streams leave memory and come back, one writer each, kills lose little."""
+
+import json
+import shutil
+import threading
+
+import pytest
+import torch
+from test_host import GROUP, LIVELY, file_of, host, learned, pictures, squeezed
+
+from opentta.errors import CalibrationError, HostFullError, StaleStreamError, StateError
+from opentta.serve import Host, store
+from opentta.testing import tiny_vit
+
+
+def logits(serving, name, seed=77):
+    return serving.predict({name: pictures(2, seed)})[name].logits
+
+
+def test_a_restart_goes_on_bit_for_bit(tmp_path):
+    with host(store=tmp_path) as first:
+        learned(first, "a")
+        first.answer({"a": pictures(GROUP - 1, 8)})
+        before = first.info("a")
+    again = host(store=tmp_path)
+    assert again.streams() == [] and again.stored() == ["a"]
+    assert logits(again, "a").equal(logits(first, "a"))
+    again.answer({"a": pictures(1, 9)})  # the group is whole, with images from before the restart
+    first.answer({"a": pictures(1, 9)})
+    assert again.work() and first.work()
+    assert logits(again, "a").equal(logits(first, "a"))
+    assert (again.info("a").images, again.info("a").stepped) == (before.images + 1, 4)
+
+
+def test_waiting_images_lie_in_the_file_as_they_came(tmp_path):
+    serving = host(store=tmp_path, preprocess=squeezed)
+    data = [file_of(seed=n) for n in range(GROUP + 1)]  # one group is whole, one image is left
+    serving.answer({"a": data})
+    serving.save()
+    again = host(store=tmp_path, preprocess=squeezed)
+    again.predict({"a": data[:1]})
+    stream = again._read("a")
+    assert [*stream.ready, *stream.waiting] == data
+
+
+def test_streams_beyond_the_places_leave_memory_and_come_back(tmp_path):
+    small, large = host(store=tmp_path, max_streams=2), host(max_streams=9)
+    for round_ in range(3):
+        for name in ("a", "b", "c", "d"):
+            for serving in (small, large):
+                serving.answer({name: pictures(GROUP, ord(name) + round_)})
+                serving.work()
+            assert len(small.streams()) <= 2
+    for name in ("a", "b", "c", "d"):
+        assert logits(small, name).equal(logits(large, name))
+        assert small.health(name).steps == 3
+    assert small.stored() == ["a", "b", "c", "d"]
+
+
+def test_streams_in_memory_and_in_files_are_bounded(tmp_path):
+    serving = host("source", store=tmp_path, max_streams=1, max_stored=3)
+    for name in ("a", "b", "c"):  # a and b have files, c is in memory
+        serving.answer({name: pictures(1)})
+    with pytest.raises(HostFullError, match="there are 3 streams"):
+        serving.answer({"d": pictures(1)})
+    (tmp_path / "streams" / "a.safetensors").write_bytes(b"damaged")
+    serving.remove("a")
+    serving.answer({"d": pictures(1)})
+    assert serving.stored() == ["b", "c"]
+
+
+def test_a_removed_stream_begins_anew(tmp_path):
+    serving = host(store=tmp_path)
+    fresh = logits(serving, "a")
+    learned(serving, "a")
+    serving.save("a")
+    serving.remove("a")
+    assert serving.stored() == [] and list((tmp_path / "streams").iterdir()) == []
+    assert logits(serving, "a").equal(fresh)
+
+
+def test_saving_every_so_many_images(tmp_path):
+    serving = host(store=tmp_path, save_every=6)
+    serving.answer({"a": pictures(5)})
+    serving.work()
+    assert serving.stored() == []
+    serving.answer({"a": pictures(1)})
+    assert serving.work()
+    assert serving.stored() == ["a"] and not serving.work()
+
+
+def test_a_stale_writer_is_refused(tmp_path):
+    first, second = host(store=tmp_path), host(store=tmp_path)
+    first.answer({"a": pictures(1)})
+    first.save("a")
+    second.answer({"b": pictures(1)})
+    second._store._names.add("a")
+    second.answer({"a": pictures(2)})
+    second.save("a")
+    before = (tmp_path / "streams" / "a.safetensors").read_bytes()
+    first.answer({"a": pictures(1)})
+    with pytest.raises(StaleStreamError, match=r"file has version 2.*knew version 1"):
+        first.save("a")
+    assert (tmp_path / "streams" / "a.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "what"),
+    [
+        ("tent", {}, "method"),
+        ("steady", {**LIVELY, "lr": 0.01}, "config"),
+        ("steady", {**LIVELY, "group": 8}, "policy"),
+    ],
+)
+def test_a_store_of_something_else_is_refused(tmp_path, method, fields, what):
+    host(store=tmp_path)
+    with pytest.raises(StateError, match=rf"the store .* is of another {what}"):
+        Host(tiny_vit(), method, store=tmp_path, **fields)
+    other = tiny_vit()
+    with torch.no_grad():
+        other.head.bias += 1
+    with pytest.raises(StateError, match="is of another backbone"):
+        Host(other, "steady", store=tmp_path, **LIVELY)
+
+
+def test_damaged_files_are_told(tmp_path):
+    serving = host(store=tmp_path)
+    serving.answer({"a": pictures(1)})
+    serving.close()
+    path = tmp_path / "streams" / "a.safetensors"
+    whole = path.read_bytes()
+    for data in (whole[:-9], whole[:-1] + b"x", b"no file"):
+        path.write_bytes(data)
+        again = host(store=tmp_path)
+        with pytest.raises(StateError, match=r"a\.safetensors"):
+            again.answer({"a": pictures(1)})
+        again.answer({"b": pictures(1)})  # the others notice nothing
+    (tmp_path / "host.json").write_text("{")
+    with pytest.raises(StateError, match=r"host\.json cannot be read"):
+        host(store=tmp_path)
+
+
+def test_a_file_under_another_name_is_refused(tmp_path):
+    serving = host(store=tmp_path)
+    serving.answer({"a": pictures(1)})
+    serving.close()
+    shutil.copy(tmp_path / "streams" / "a.safetensors", tmp_path / "streams" / "b.safetensors")
+    with pytest.raises(StateError, match="holds the stream 'a'"):
+        host(store=tmp_path).health("b")
+
+
+# Calibration -----------------------------------------------------------------------------------
+
+
+def test_calibration_outlasts_a_restart_and_images_are_stored_once(tmp_path):
+    known = pictures(30, 4)
+    with host(store=tmp_path) as first:
+        first.calibrate(known)
+        learned(first, "a")
+        first.answer({"b": pictures(1)})
+        before = first.predict({"a": pictures(3), "new": pictures(3)})
+    again = host(store=tmp_path)
+    after = again.predict({"a": pictures(3), "new": pictures(3)})
+    for name in before:
+        assert before[name].p_value.equal(after[name].p_value)
+    again.health("b")
+    kept = [again._streams[name].serving.calibration.images.data_ptr() for name in ("a", "b")]
+    assert len(set(kept)) == 1
+    files = list((tmp_path / "known").iterdir())
+    assert len(files) == 1
+    size = (tmp_path / "streams" / "b.safetensors").stat().st_size
+    assert size < files[0].stat().st_size + 60_000
+
+
+def test_calibrating_all_reaches_streams_that_are_away(tmp_path):
+    serving = host(store=tmp_path, max_streams=1)
+    learned(serving, "a")
+    serving.answer({"b": pictures(1)})  # a leaves memory
+    serving.calibrate(pictures(30, 4))
+    there = host()
+    learned(there, "a")
+    there.calibrate(pictures(30, 4))
+    images = {"a": pictures(3)}
+    assert serving.predict(images)["a"].p_value.equal(there.predict(images)["a"].p_value)
+
+
+def test_sets_of_known_images_are_bounded_and_unused_ones_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "MOST_KNOWN", 2)
+    serving = host("source", store=tmp_path)
+    serving.answer({"a": pictures(1)})
+    for seed in range(2):
+        serving.calibrate(pictures(20, seed), stream="a")
+    with pytest.raises(CalibrationError, match="2 different sets of known images"):
+        serving.calibrate(pictures(20, 2), stream="a")
+    serving.close()
+    host("source", store=tmp_path)  # a start sweeps up
+    assert len(list((tmp_path / "known").iterdir())) == 1
+
+
+# Threads ---------------------------------------------------------------------------------------
+
+
+def test_answers_saves_and_leaving_streams_go_together(tmp_path):
+    serving = host(store=tmp_path, max_streams=2, save_every=1)
+    failures, stop = [], threading.Event()
+
+    def go(call):
+        try:
+            while not stop.is_set():
+                call()
+        except Exception as error:
+            failures.append(error)
+
+    names = [f"s{number}" for number in range(5)]
+    draw = iter(range(10**6))
+    calls = [
+        lambda: serving.answer({names[next(draw) % 5]: pictures(2)}),
+        serving.work,
+        lambda: serving.predict({names[next(draw) % 5]: pictures(1)}),
+        serving.save,
+    ]
+    threads = [threading.Thread(target=go, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    stop.wait(2)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    serving.close()
+    again = host(store=tmp_path)
+    for name in names:
+        assert again.health(name).samples > 0
+    words = json.loads((tmp_path / "host.json").read_text())
+    assert words["method"] == "steady"
