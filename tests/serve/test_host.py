@@ -216,14 +216,14 @@ def test_reset_is_the_source_model_again_also_while_a_step_runs(monkeypatch):
     fresh = serving.predict(images)["a"].logits
     learned(serving, "a")
     assert not serving.predict(images)["a"].logits.equal(fresh)
-    step = serving._step_alone
+    step = serving.network.stepped
 
     def interrupted(*given):
         after = step(*given)
         serving.reset("a")
         return after
 
-    monkeypatch.setattr(serving, "_step_alone", interrupted)
+    monkeypatch.setattr(serving.network, "stepped", interrupted)
     serving.answer({"a": pictures(GROUP)})
     serving.work()
     assert serving.predict(images)["a"].logits.equal(fresh)
@@ -278,7 +278,7 @@ def test_calibration_images_are_kept_once_and_decide_for_every_stream():
     out = serving.answer({"old": images, "new": images})
     torch.testing.assert_close(out["old"].p_value, expected)
     torch.testing.assert_close(out["new"].p_value, expected)
-    kept = [s.serving.calibration.images.data_ptr() for s in serving._streams.values()]
+    kept = [s.serving.calibration.images.data_ptr() for s in serving._places]
     assert len(set(kept)) == 1
 
 
@@ -299,15 +299,15 @@ def test_set_aside_images_are_scored_again_as_the_weights_move():
     serving = host()
     serving.calibrate(pictures(40, 5))
     learned(serving, "a", groups=4)
-    calibration = serving._streams["a"].serving.calibration
+    calibration = serving._places.find("a").serving.calibration
     assert int(calibration.moves.max()) > 0
     fresh = host()
     fresh.calibrate(pictures(40, 5))
     fresh.answer({"a": pictures(1)})
-    before = fresh._streams["a"].serving.calibration.scores
+    before = fresh._places.find("a").serving.calibration.scores
     assert not calibration.scores.equal(before)
     serving.reset("a")
-    assert serving._streams["a"].serving.calibration.scores.equal(before)
+    assert serving._places.find("a").serving.calibration.scores.equal(before)
 
 
 def test_labels_raise_an_alarm_that_pauses_one_stream_alone():
@@ -339,7 +339,7 @@ def test_images_that_wait_for_labels_share_one_bounded_pool():
         serving.feedback("a", tickets["a"], [0, 0])
     for name in ("b", "c"):
         assert serving.feedback(name, tickets[name], [0, 0]).counted == 2
-    assert sum(len(s.serving.kept._answered) for s in serving._streams.values()) == 2
+    assert sum(len(s.serving.kept._answered) for s in serving._places) == 2
 
 
 # Places ----------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_idle_streams_share_what_they_have_not_learned():
     for number in range(20):
         serving.answer({f"s{number}": pictures(1)})
     idle = serving.info("s0").nbytes
-    weights = sum(t.nbytes for t in serving._source.values())
+    weights = sum(t.nbytes for t in serving.network.source.values())
     assert idle < 3 * SIZE * SIZE + 1000 < weights
     learned(serving, "s1")
     assert serving.info("s1").nbytes > weights

@@ -32,6 +32,15 @@ def test_a_restart_goes_on_bit_for_bit(tmp_path):
     assert (again.info("a").images, again.info("a").stepped) == (before.images + 1, 4)
 
 
+def test_a_flag_alone_is_saved_too(tmp_path):
+    serving = host("source", store=tmp_path)
+    serving.answer({"a": pictures(1)})
+    serving.save()
+    serving.freeze("a")
+    serving.close()
+    assert host("source", store=tmp_path).info("a").is_frozen
+
+
 def test_waiting_images_lie_in_the_file_as_they_came(tmp_path):
     serving = host(store=tmp_path, preprocess=squeezed)
     data = [file_of(seed=n) for n in range(GROUP + 1)]  # one group is whole, one image is left
@@ -164,7 +173,7 @@ def test_calibration_outlasts_a_restart_and_images_are_stored_once(tmp_path):
     for name in before:
         assert before[name].p_value.equal(after[name].p_value)
     again.health("b")
-    kept = [again._streams[name].serving.calibration.images.data_ptr() for name in ("a", "b")]
+    kept = [again._places.find(name).serving.calibration.images.data_ptr() for name in ("a", "b")]
     assert len(set(kept)) == 1
     files = list((tmp_path / "known").iterdir())
     assert len(files) == 1

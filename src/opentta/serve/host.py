@@ -8,18 +8,14 @@ done later, by ``work``, on copies: a stream's tensors are exchanged when they a
 from __future__ import annotations
 
 import copy
-import dataclasses
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from opentta import registry
@@ -27,26 +23,23 @@ from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
 from opentta.adapter.calibration import Calibration, StreamThreshold
 from opentta.adapter.health import Health
-from opentta.adapter.images import check_form, check_values, source_images
+from opentta.adapter.images import source_images
 from opentta.adapter.kept import Kept
 from opentta.adapter.serving import Feedback, Serving
-from opentta.adapter.snapshot import flatten, hashed, restore
+from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
-from opentta.errors import CalibrationError, ConfigError, HostFullError, StreamError
-from opentta.models.preprocess import opened
-from opentta.parts.pixels import packed, unpacked
+from opentta.errors import CalibrationError, ConfigError, HostFullError
+from opentta.parts.pixels import packed
+from opentta.serve.network import Images, SharedNetwork, fresh_generator, versioned
+from opentta.serve.places import Places
 from opentta.serve.store import Store
-from opentta.serve.stream import Stream, Waiting, checked_name, stacked
-from opentta.serve.together import mapped
+from opentta.serve.stream import Stream, Waiting, checked_name
 from opentta.types import Prediction
 
 SMALL_LADDER = {"steady": {"ladder": "diagonal"}}
 """Fields that keep a stream small: a dense ladder is fifty times as large as the norm layers."""
 PER_STEP = 8  # streams that learn in one step
 MOST_PIXELS = 50_000_000  # of one image, before it is decoded
-
-Images = Tensor | Sequence[bytes | Image.Image | Tensor]
-"""(B, 3, H, W) in [0, 1], or B images: files as they came, PIL images, tensors (3, H, W)."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,6 @@ class StreamInfo:
     is_frozen: bool
     is_paused: bool
     nbytes: int  # of memory that is its own
-
-
-@dataclass(frozen=True)
-class _Came:
-    """Images of one call: as they are computed with, and as they wait."""
-
-    images: Tensor  # (B, 3, H, W) on the model's device
-    waiting: list[Waiting]
 
 
 class Host:
@@ -120,35 +105,32 @@ class Host:
             least = 0 if name == "keep" else 1
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ConfigError(f"expected {name} as a whole number, {least} or more: {number!r}")
-        self.max_streams, self.max_stored, self.keep = max_streams, max_stored, keep
-        self.save_every, self.most_pixels = save_every, most_pixels
         cls = registry.method(method)
         given = {"keep": keep, **SMALL_LADDER.get(method, {}), **fields}
         given.setdefault("group", cls.policy.group or 32)
-        self._adapter = adapt(model, method, **given)  # answers
-        if not self._adapter.policy.group:
+        adapter = adapt(model, method, **given)
+        if not adapter.policy.group:
             raise ConfigError("expected group of at least 1: streams learn from groups of images")
-        self._learner = _twin(self._adapter)  # learns
-        self._adapter._clock = self._learner._clock
-        self._source = {n: t for n, t in self._adapter._snapshot.initial.items()}
-        own = {id(p) for p in self._adapter.params}
-        self._learned = [n for n, t in flatten(self._adapter).items() if id(t) in own]
-        on_cpu = self._adapter.backbone.device.type == "cpu"
-        self._per_step = per_step or (1 if on_cpu else PER_STEP)
-        self._streams: OrderedDict[str, Stream] = OrderedDict()  # the latest last
-        self._kept: deque[tuple[str, int, int]] = deque()  # stream, ticket after, number of images
+        self.keep, self.save_every = keep, save_every
+        self.network = SharedNetwork(adapter, most_pixels=most_pixels)
+        self.per_step = per_step or (1 if adapter.backbone.device.type == "cpu" else PER_STEP)
         self._lock, self._learning = threading.RLock(), threading.RLock()
-        self._saved = threading.Condition(self._lock)
         self._clock = count(1)
+        self._store = None if store is None else Store(Path(store), adapter)
+        self._places = Places(
+            self._lock,
+            self._store,
+            max_streams=max_streams,
+            max_stored=max_stored,
+            keep=keep,
+            read=self._read,
+        )
         self._everywhere: Calibration | StreamThreshold | None = None  # what new streams have
         self._serial = 0  # of that calibration: streams with a lower number take it over
         self._known: dict[str, Tensor] = {}  # set-aside images, packed, by hash
-        self.shares_steps = self._can_share()
-        self._store = None if store is None else Store(Path(store), self._adapter)
         if self._store is not None:
-            device = self._adapter.backbone.device
-            self._everywhere, known, self._serial = self._store.calibration(device)
-            self._known |= known
+            stored = self._store.calibration(adapter.backbone.device)
+            self._everywhere, self._known, self._serial = stored
 
     # Answers ------------------------------------------------------------------------------
 
@@ -160,115 +142,46 @@ class Host:
         says which they are. One bad image refuses the whole call, and nothing has happened.
         With ``learn=False`` it is a ``predict``: nothing changes, there is no ticket.
         """
-        if len(images) > self.max_streams:
+        most = self._places.max_streams
+        if len(images) > most:
             raise HostFullError(
-                f"expected images of at most {self.max_streams} streams in one call, as no more "
-                f"are in memory, got {len(images)}"
+                f"expected images of at most {most} streams in one call, as no more are in memory, "
+                f"got {len(images)}"
             )
-        came = {checked_name(name): self._came(given) for name, given in images.items()}
+        came = {checked_name(n): self.network.taken_in(given) for n, given in images.items()}
         if not came:
             return {}
         with self._lock:
-            known = {name: self._stream(name, make=learn, beside=came) for name in came}
-            outs = self._answered({name: (known[name], came[name].images) for name in came})
-            for name, out in outs.items():
-                stream = known[name]
-                version = torch.tensor(stream.serving.moves)
-                outs[name] = replace(out, details={**out.details, "version": version})
+            asked = {
+                name: (self._stream(name, make=learn, beside=came), pixels)
+                for name, (pixels, _) in came.items()
+            }
+            outs = self.network.answered(asked)
+            for name, (stream, pixels) in asked.items():
+                outs[name] = versioned(outs[name], stream.serving.moves)
                 if learn:
-                    outs[name] = self._noted(stream, outs[name], came[name])
+                    outs[name] = self._noted(stream, outs[name], pixels, came[name][1])
         return outs
 
     def predict(self, images: Mapping[str, Images]) -> dict[str, Prediction]:
         """``answer`` without learning: nothing changes. A stream not seen yet is the source."""
         return self.answer(images, learn=False)
 
-    def _came(self, given: Images) -> _Came:
-        """Images of a call, checked: nothing is remembered before all are good."""
-        device = self._adapter.backbone.device
-        if isinstance(given, Tensor):
-            images = given.to(device)
-            check_form(images, self._adapter.backbone)
-            waiting: list[Waiting] = list(packed(images).unbind())
-        else:
-            waiting = [self._file(image) for image in given]
-            images = self._pixels(waiting)
-            check_form(images, self._adapter.backbone)
-        check_values(images)
-        return _Came(images, waiting)
-
-    def _file(self, image: bytes | Image.Image | Tensor) -> Waiting:
-        if isinstance(image, bytes):
-            return image
-        pixels = image if isinstance(image, Tensor) else self._adapter.preprocess(image)
-        return packed(pixels[None])[0]
-
-    def _pixels(self, waiting: Sequence[Waiting]) -> Tensor:
-        """(B, 3, H, W) on the model's device."""
-        adapter = self._adapter
-        decoded = [
-            adapter.preprocess(opened(image, most_pixels=self.most_pixels))
-            if isinstance(image, bytes)
-            else unpacked(image)
-            for image in waiting
-        ]
-        if not decoded:
-            raise StreamError("expected at least one image, got an empty list")
-        return torch.stack(decoded).to(adapter.backbone.device, adapter.backbone.dtype)
-
-    def _answered(self, asked: Mapping[str, tuple[Stream, Tensor]]) -> dict[str, Prediction]:
-        """One forward for all; a stream alone needs no stacked tensors."""
-        sizes = {images.shape[1:] for _, images in asked.values()}
-        if len(asked) == 1 or not self.shares_steps or len(sizes) > 1:
-            return {name: self._alone(stream, images) for name, (stream, images) in asked.items()}
-        rows = [s.values for s, images in asked.values() for _ in images]
-        with self._mode(self._adapter, learn=False):
-            values = stacked(rows, [])
-            pixels = torch.cat([images for _, images in asked.values()])[:, None]
-            out = mapped(self._adapter, self._adapter._answered, values, pixels)
-        parts, at = {}, 0
-        for name, (stream, images) in asked.items():
-            mine = slice(at, at + len(images))
-            at += len(images)
-            per_image = {n: t[mine].flatten(0, 1) for n, t in out.details.items() if t.ndim > 1}
-            one = Prediction(
-                out.logits[mine, 0],
-                out.ood_score[mine, 0],
-                per_image,
-                class_names=self._adapter.class_names,
-            )
-            calibration = stream.serving.calibration
-            decision = None if calibration is None else calibration.decide(one.ood_score)
-            parts[name] = replace(one, decision=decision)
-        return parts
-
-    def _alone(self, stream: Stream, images: Tensor) -> Prediction:
-        with self._as(stream) as adapter:
-            return adapter.predict(images)
-
-    def _noted(self, stream: Stream, out: Prediction, came: _Came) -> Prediction:
+    def _noted(
+        self, stream: Stream, out: Prediction, images: Tensor, waiting: Sequence[Waiting]
+    ) -> Prediction:
         """Counts, tickets, and the images to learn from."""
         serving = stream.serving
-        serving.spending.images += len(came.images)
-        serving.spending.spent += len(came.images)
-        out = serving.noted(out, came.images)
-        stream.unsaved += len(came.images)
-        stream.unscored += len(came.images)
+        serving.spending.images += len(images)
+        serving.spending.spent += len(images)
+        out = serving.noted(out, images)
+        stream.unsaved, stream.is_changed = stream.unsaved + len(images), True
+        stream.unscored += len(images)
         if self.keep:
-            self._kept.append((stream.name, serving.kept.next, len(came.images)))
-            self._let_go()
+            self._places.kept(stream, len(images))
         if serving.learns:
-            stream.push(came.waiting, self._adapter.policy.group, next(self._clock))
+            stream.push(waiting, self.network.adapter.policy.group, next(self._clock))
         return out
-
-    def _let_go(self) -> None:
-        """No more than ``keep`` images wait for labels, of all streams."""
-        total = sum(number for _, _, number in self._kept)
-        while total > self.keep:
-            name, end, number = self._kept.popleft()
-            total -= number
-            if name in self._streams:
-                self._streams[name].serving.kept.forget(end)
 
     # Learning -----------------------------------------------------------------------------
 
@@ -286,121 +199,93 @@ class Host:
 
     def _next_groups(self) -> list[tuple[Stream, list[Waiting]]]:
         """Whole groups, those that wait longest first, as many as one step takes."""
-        most = self._per_step if self.shares_steps else 1
+        most = self.per_step if self.network.shares_steps else 1
         with self._lock:
             line = sorted(
-                (s for s in self._streams.values() if s.ready and s.serving.learns),
+                (s for s in self._places if s.ready and s.serving.learns),
                 key=lambda s: s.ready_since,
             )
-            batch = []
-            for stream in line[:most]:
-                batch.append((stream, stream.ready))
+            batch = [(stream, stream.ready) for stream in line[:most]]
+            for stream, _ in batch:
                 stream.ready = []
             return batch
 
     def _learn(self, batch: Sequence[tuple[Stream, list[Waiting]]]) -> None:
         """Step on those groups that are to be learned from, then score set-aside images again."""
-        groups = [(stream, self._pixels(waiting)) for stream, waiting in batch]
+        groups = [(stream, self.network.pixels(waiting)) for stream, waiting in batch]
         with self._lock:
             due = [(s, images) for s, images in groups if s.serving.spending.due(images)]
-            before = [(s.values, s.generator, s.changes) for s, _ in due]
+            before = [(s.values, s.generator) for s, _ in due]
+            changes = [s.changes for s, _ in due]
             for stream, images in due:
                 stream.serving.spending.spent += stream.serving.spending.cost(len(images))
-        sizes = {images.shape for _, images in due}
-        if len(due) > 1 and len(sizes) == 1 and self.shares_steps:
-            after = self._step_together([v for v, _, _ in before], [i for _, i in due])
-        else:
-            after = [
-                self._step_alone(v, g, images)
-                for (v, g, _), (_, images) in zip(before, due, strict=True)
-            ]
-        remembers = bool(self._learner.params or dataclasses.fields(self._learner.state))
+        after = self.network.stepped(before, [images for _, images in due])
         with self._lock:
-            for (stream, _), (_, _, changes), new in zip(due, before, after, strict=True):
-                if stream.changes != changes:  # reset, or taken back, while this step ran
-                    continue
-                stream.values, stream.generator = new
-                stream.serving.moves += remembers
-                stream.stepped += 1
+            for (stream, _), number, new in zip(due, changes, after, strict=True):
+                if stream.changes == number:  # else: reset, or taken back, while this step ran
+                    stream.values, stream.generator = new
+                    stream.serving.moves += self.network.remembers
+                    stream.stepped += 1
+                    stream.is_changed = True
         for stream, _ in groups:
-            self._keep_up(stream)
-
-    def _step_alone(
-        self, values: Mapping[str, Tensor], generator: Tensor, images: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        learner = self._learner
-        _put(learner, values)
-        learner.generator.set_state(generator)
-        with self._mode(learner, learn=True), learner._clock.timed():
-            learner._timed_step(images)
-        return _taken(learner), learner.generator.get_state()
-
-    def _step_together(
-        self, before: Sequence[Mapping[str, Tensor]], images: Sequence[Tensor]
-    ) -> list[tuple[dict[str, Tensor], Tensor]]:
-        learner = self._learner
-        draws = learner.generator.get_state()
-        with self._mode(learner, learn=True), learner._clock.timed():
-            values = stacked(before, self._learned)
-            mapped(learner, learner._guarded, values, torch.stack(list(images)))
-        rows: list[dict[str, Tensor]] = [{} for _ in before]
-        for name, value in values.items():
-            for row, part in zip(rows, value.detach().unbind(), strict=True):
-                row[name] = part.clone()
-        return [(row, draws) for row in rows]
-
-    def _keep_up(self, stream: Stream) -> None:
-        """Score set-aside images again, as many as the images since then pay for."""
-        calibration, images = stream.serving.calibration, stream.unscored
-        stream.unscored = 0
-        if not isinstance(calibration, Calibration):
-            return
-        _put(self._learner, stream.values)
-        with self._mode(self._learner, learn=False):
-            calibration.keep_up(self._learner._score, images=images, moves=stream.serving.moves)
+            calibration, unscored = stream.serving.calibration, stream.unscored
+            stream.unscored = 0
+            if isinstance(calibration, Calibration):
+                self.network.keep_up(calibration, stream, unscored)
 
     # One stream ---------------------------------------------------------------------------
 
     def feedback(self, stream: str, ticket: Any, labels: Any, *, alpha: float = 0.01) -> Feedback:
         """Labels for images of ``stream``; see ``Adapter.feedback``."""
         with self._lock:
-            found = self._existing(stream)
-            with self._as(found) as adapter:
+            found = self._touched(stream)
+            with self.network.of(found) as adapter:
                 told = adapter.feedback(ticket, labels, alpha=alpha)
                 if told.is_alarm:
                     self._changed(found)
         return told
 
+    def _touched(self, name: str) -> Stream:
+        """A stream that is changed now, so that it is saved when it leaves."""
+        stream = self._places.existing(name)
+        stream.is_changed = True
+        return stream
+
+    def _changed(self, stream: Stream) -> None:
+        """The tensors of the answering adapter, which is this stream's now, are the stream's."""
+        stream.values, stream.generator = self.network.taken()
+        stream.changes += 1  # a step that runs meanwhile began before
+
     def reset(self, stream: str) -> None:
         """Back to the source model; images that wait are let go. See ``Adapter.reset``."""
         with self._lock:
-            found = self._existing(stream)
+            found = self._touched(stream)
             found.waiting, found.ready = [], []
-            with self._as(found) as adapter:
+            with self.network.of(found) as adapter:
                 adapter.reset()
                 self._changed(found)
 
     def freeze(self, stream: str) -> None:
         """Stop learning; see ``Adapter.freeze``."""
         with self._lock:
-            self._existing(stream).serving.is_frozen = True
+            self._touched(stream).serving.is_frozen = True
 
     def unfreeze(self, stream: str) -> None:
         """Learn again, unless an alarm has paused the stream; see ``Adapter.unfreeze``."""
         with self._lock:
-            self._existing(stream).serving.is_frozen = False
+            self._touched(stream).serving.is_frozen = False
 
     def resume(self, stream: str) -> None:
         """Learn again after an alarm; see ``Adapter.resume``."""
-        with self._lock, self._as(self._existing(stream)) as adapter:
+        with self._lock, self.network.of(self._touched(stream)) as adapter:
             adapter.resume()
 
     def flush(self, stream: str) -> None:
         """Learn from all images of ``stream`` that wait; none wait after it."""
         with self._learning:
             with self._lock:
-                found = self._existing(stream)
-                with self._as(found) as adapter:
+                found = self._touched(stream)
+                with self.network.of(found) as adapter:
                     adapter.flush()  # an error where it does not learn; its own buffer is empty
                 groups = [group for group in (found.ready, found.waiting) if group]
                 found.ready, found.waiting = [], []
@@ -409,32 +294,25 @@ class Host:
 
     def health(self, stream: str) -> Health:
         """How ``stream`` is doing; see ``Adapter.health``."""
-        with self._lock, self._as(self._existing(stream)) as adapter:
+        with self._lock, self.network.of(self._places.existing(stream)) as adapter:
             return adapter.health()
 
     def remove(self, stream: str) -> None:
         """Forget ``stream``, and its state file."""
         with self._learning, self._lock:
-            checked_name(stream)
-            while stream in self._streams and self._streams[stream].is_saving:
-                self._saved.wait()
-            found = self._streams.pop(stream, None)
-            self._kept = deque(entry for entry in self._kept if entry[0] != stream)
-            stored = self._store is not None and self._store.remove(stream)
-        if found is None and not stored:
-            raise self._missing(stream)
+            self._places.remove(stream)
 
     # All streams --------------------------------------------------------------------------
 
     def streams(self) -> list[StreamInfo]:
         """The streams in memory, the latest used last."""
         with self._lock:
-            return [self._info(stream) for stream in self._streams.values()]
+            return [self._info(stream) for stream in self._places]
 
     def info(self, stream: str) -> StreamInfo:
         """One stream at a glance."""
         with self._lock:
-            return self._info(self._existing(stream))
+            return self._info(self._places.existing(stream))
 
     def stored(self) -> list[str]:
         """Names of streams with a state file."""
@@ -443,7 +321,8 @@ class Host:
     @property
     def capacity(self) -> str:
         """What it is and holds, in one line."""
-        return f"{self._adapter!r}; {len(self._streams)} of {self.max_streams} streams in memory"
+        places = self._places
+        return f"{self.adapter!r}; {len(places)} of {places.max_streams} streams in memory"
 
     @property
     def adapter(self) -> Adapter:
@@ -451,7 +330,7 @@ class Host:
 
         For ``preprocess``, ``policy``, ``class_names``; its weights are those of the last stream.
         """
-        return self._adapter
+        return self.network.adapter
 
     def calibrate(
         self,
@@ -472,14 +351,14 @@ class Host:
                 self._store.keep_images(*made)
             if stream is None:
                 self._everywhere, self._serial = made[0], self._serial + 1
-                streams = list(self._streams.values())
+                streams = list(self._places)
                 if self._store is not None:
                     self._store.calibrate(*made, serial=self._serial)
             else:
-                streams = [self._existing(stream)]
+                streams = [self._places.existing(stream)]
             for found in streams:
                 self._calibrate(found, made[0])
-            used = {found.known for found in self._streams.values()} | {made[1]}
+            used = {found.known for found in self._places} | {made[1]}
             if isinstance(self._everywhere, Calibration):
                 images = self._everywhere.images
                 used |= {name for name, known in self._known.items() if known is images}
@@ -489,7 +368,7 @@ class Host:
         self, known: Iterable[Any] | Tensor | None, rate: float, *, follow: bool
     ) -> tuple[Calibration | StreamThreshold, str | None]:
         """What a stream that has learned nothing is calibrated with, and the name of the images."""
-        backbone = self._adapter.backbone
+        backbone = self.adapter.backbone
         if known is None:
             return StreamThreshold(backbone.device), None
         Calibration.check(rate)
@@ -504,16 +383,14 @@ class Host:
         with self._lock:
             whole = self._known.setdefault(name, whole)
             calibration = Calibration(whole, float(rate), follow=follow)
-            _put(self._adapter, self._source)
-            with self._mode(self._adapter, learn=False):
-                calibration.score_all(self._adapter._score, moves=0)
+            self.network.score_all(calibration, self.network.source, 0)
             calibration.source_scores = calibration.scores.clone()
         return calibration, name
 
     def _calibrate(self, stream: Stream, made: Calibration | StreamThreshold) -> None:
         """Let ``stream`` decide by ``made``, with scores of its own weights."""
         stream.serving.calibrated(self._calibration_of(stream, made))
-        stream.serial, stream.known = self._serial, None
+        stream.serial, stream.known, stream.is_changed = self._serial, None, True
         if isinstance(made, Calibration):
             stream.known = next(n for n, t in self._known.items() if t is made.images)
 
@@ -522,21 +399,16 @@ class Host:
     ) -> Calibration | StreamThreshold:
         """The same for ``stream``, with scores of its weights; the images are shared."""
         if isinstance(made, StreamThreshold):
-            return StreamThreshold(self._adapter.backbone.device)
+            return StreamThreshold(self.adapter.backbone.device)
         mine = copy.deepcopy(made, {id(made.images): made.images})
         if stream.serving.moves:
-            _put(self._adapter, stream.values)
-            with self._mode(self._adapter, learn=False):
-                mine.score_all(self._adapter._score, moves=stream.serving.moves)
+            self.network.score_all(mine, stream.values, stream.serving.moves)
         return mine
 
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs; see ``Adapter.fit_source``."""
         with self._learning, self._lock:
-            _put(self._adapter, self._source)
-            self._adapter.fit_source(loader)
-            self._learner.source = self._adapter.source
-            self._learner._replay.forget()
+            self.network.fit_source(loader)
 
     # Memory and files ---------------------------------------------------------------------
 
@@ -546,11 +418,11 @@ class Host:
             raise ConfigError("this host has no store: give it a folder, Host(..., store=...)")
         with self._lock:
             if stream is None:
-                streams = [s for s in self._streams.values() if s.unsaved or not s.saved]
+                streams = [s for s in self._places if s.is_changed or not s.saved]
             else:
-                streams = [self._existing(stream)]
+                streams = [self._places.existing(stream)]
         for found in streams:
-            self._save(found)
+            self._places.save(found)
 
     def close(self) -> None:
         """Learn nothing more, and save what is new."""
@@ -564,86 +436,24 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _save(self, stream: Stream) -> None:
-        if self._store is None:
-            return
-        with self._lock:
-            while stream.is_saving:
-                self._saved.wait()
-            if self._streams.get(stream.name) is not stream:  # it left, or was removed
-                return
-            stream.is_saving, images = True, stream.unsaved
-            words, tensors = self._store.packed(stream)
-        try:
-            stream.saved = self._store.write(stream.name, words, tensors, version=stream.saved)
-            stream.unsaved -= images
-        finally:
-            with self._lock:
-                stream.is_saving = False
-                self._saved.notify_all()
-
     def _save_due(self) -> bool:
         """Save streams with ``save_every`` new images."""
         if self._store is None or self.save_every is None:
             return False
         with self._lock:
-            due = [s for s in self._streams.values() if s.unsaved >= self.save_every]
+            due = [s for s in self._places if s.unsaved >= self.save_every]
         for stream in due:
-            self._save(stream)
+            self._places.save(stream)
         return bool(due)
 
     def _stream(self, name: str, *, make: bool, beside: Container[str]) -> Stream:
         """The stream of that name, from memory, from its file, or new; ``beside`` others stay."""
-        if name in self._streams:
-            self._streams.move_to_end(name)
-            return self._streams[name]
-        stream = self._read(name)
-        if stream is None and not make:
-            return self._new(name)
+        stream = self._places.find(name, beside=beside)
         if stream is None:
-            stored = set() if self._store is None else self._store.names()
-            if len(stored | self._streams.keys()) >= self.max_stored:
-                raise HostFullError(
-                    f"there are {self.max_stored} streams, the most that this host keeps in memory "
-                    "and in files: remove some, or raise max_stored"
-                )
             stream = self._new(name)
-        self._make_room(beside)
-        self._streams[name] = stream
+            if make:
+                self._places.add(stream, beside=beside)
         return stream
-
-    def _make_room(self, beside: Container[str] = ()) -> None:
-        """The least recently used streams leave memory; one that is being saved stays a moment."""
-        if len(self._streams) >= self.max_streams and self._store is None:
-            raise HostFullError(
-                f"{self.max_streams} streams are in memory, the most that this host holds, and "
-                "there is no store that one of them could leave for: remove a stream, raise "
-                "max_streams, or give the host a folder, store=..."
-            )
-        for name, stream in list(self._streams.items()):
-            if len(self._streams) < self.max_streams:
-                return
-            if stream.is_saving or name in beside:
-                continue
-            if stream.unsaved or not stream.saved:
-                self._save(stream)
-            del self._streams[name]
-            self._kept = deque(entry for entry in self._kept if entry[0] != name)
-
-    def _existing(self, name: str) -> Stream:
-        known = self._streams.get(checked_name(name)) or self._read(name)
-        if known is None:
-            raise self._missing(name)
-        if name not in self._streams:
-            self._make_room()
-            self._streams[name] = known
-        return known
-
-    def _missing(self, name: str) -> StreamError:
-        return StreamError(
-            f"there is no stream {name!r}: one begins with its first image. There are "
-            f"{len(self._streams)} in memory"
-        )
 
     def _read(self, name: str) -> Stream | None:
         """The stream from its state file; None where there is none."""
@@ -655,19 +465,18 @@ class Host:
         return found
 
     def _new(self, name: str) -> Stream:
-        serving = self._fresh_serving()
-        draws = torch.Generator(self._adapter.backbone.device).manual_seed(self._adapter._seed)
-        stream = Stream(name, self._source, draws.get_state(), serving)
+        draws = fresh_generator(self.adapter)
+        stream = Stream(name, self.network.source, draws, self._fresh_serving())
         if self._everywhere is not None:
             self._calibrate(stream, self._everywhere)
         return stream
 
     def _fresh_serving(self) -> Serving:
-        spending = self._adapter.serving.spending
+        spending = self.adapter.serving.spending
         return Serving(
             Kept(self.keep),
             Spending(spending.policy, spending.cost),
-            torch.zeros((), dtype=torch.int64, device=self._adapter.backbone.device),
+            torch.zeros((), dtype=torch.int64, device=self.adapter.backbone.device),
         )
 
     def _info(self, stream: Stream) -> StreamInfo:
@@ -681,64 +490,5 @@ class Host:
             version=serving.moves,
             is_frozen=serving.is_frozen,
             is_paused=serving.is_paused,
-            nbytes=stream.nbytes(self._source),
+            nbytes=stream.nbytes(self.network.source),
         )
-
-    # The shared network -------------------------------------------------------------------
-
-    @contextmanager
-    def _as(self, stream: Stream) -> Iterator[Adapter]:
-        """The answering adapter as that of ``stream``."""
-        adapter, idle = self._adapter, self._adapter.serving
-        _put(adapter, stream.values)
-        adapter.generator.set_state(stream.generator)
-        adapter.serving = stream.serving
-        try:
-            yield adapter
-        finally:
-            stream.serving, adapter.serving = adapter.serving, idle
-
-    def _changed(self, stream: Stream) -> None:
-        """Inside ``_as``: the adapter's tensors are the stream's from now on."""
-        stream.values = _taken(self._adapter)
-        stream.generator = self._adapter.generator.get_state()
-        stream.changes += 1  # a step that runs meanwhile began before
-
-    def _can_share(self) -> bool:
-        """Whether streams of this method learn in one step: tried, on two of one image each."""
-        learner = self._learner
-        if type(learner).synchronises or learner.needs_source:
-            return False
-        size = learner.backbone.image_size or (learner.backbone.patch * 4,) * 2
-        black = torch.zeros(2, 1, 3, *size, device=learner.backbone.device)
-        try:
-            with self._mode(learner, learn=True):
-                values = stacked([self._source] * 2, self._learned)
-                mapped(learner, learner._guarded, values, black.to(learner.backbone.dtype))
-        except RuntimeError:  # it draws random numbers, or reads a value back
-            return False
-        return True
-
-    @contextmanager
-    def _mode(self, adapter: Adapter, *, learn: bool) -> Iterator[None]:
-        with torch.inference_mode(False), torch.set_grad_enabled(learn), adapter._precision():
-            yield
-
-
-def _twin(adapter: Adapter) -> Adapter:
-    """A second adapter over the same frozen weights."""
-    moving = {id(t) for t in flatten(adapter).values()}
-    frozen = [p for p in adapter.backbone.model.parameters() if id(p) not in moving]
-    shared = [*frozen, adapter.preprocess]
-    return copy.deepcopy(adapter, {id(thing): thing for thing in shared})
-
-
-def _put(adapter: Adapter, values: Mapping[str, Tensor]) -> None:
-    """Into the adapter's own tensors; its buffer stays empty."""
-    with torch.inference_mode(False):
-        restore(adapter, values)
-
-
-def _taken(adapter: Adapter) -> dict[str, Tensor]:
-    """Copies of the adapter's tensors."""
-    return {name: t.detach().clone() for name, t in flatten(adapter).items()}

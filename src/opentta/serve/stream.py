@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from opentta.adapter.serving import Serving
@@ -35,6 +34,7 @@ class Stream:
     unscored: int = 0  # images since set-aside ones were last scored again
     saved: int = 0  # the version of its state file; 0: there is none
     unsaved: int = 0  # images since then
+    is_changed: bool = False  # since it was saved
     is_saving: bool = False
     serial: int = 0  # of the last calibration of all streams that it took over
     known: str | None = None  # the set of known images that it is calibrated with
@@ -77,11 +77,3 @@ def checked_name(name: object) -> str:
             f"with a letter or a digit, got {str(name)[:80]!r}"
         )
     return name
-
-
-def stacked(rows: Sequence[Mapping[str, Tensor]], learned: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors of several streams together, each (S, ...); ``learned`` take gradients."""
-    values = {name: torch.stack([row[name].detach() for row in rows]) for name in rows[0]}
-    for name in learned:
-        values[name].requires_grad_(True)
-    return values

@@ -1,0 +1,237 @@
+"""The frozen network that all streams share: one adapter that answers, one that learns.
+
+Both have modules of their own around the same frozen weights, so that two threads may use them at
+once. Neither remembers a stream: its tensors are put in, or stacked beside those of others.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from opentta.adapter.base import Adapter
+from opentta.adapter.calibration import Calibration
+from opentta.adapter.images import check_form, check_values
+from opentta.adapter.snapshot import flatten, restore
+from opentta.errors import StreamError
+from opentta.models.preprocess import opened
+from opentta.parts.pixels import packed, unpacked
+from opentta.serve.stream import Stream, Waiting
+from opentta.serve.together import mapped
+from opentta.types import Prediction
+
+Images = Tensor | Sequence[bytes | Image.Image | Tensor]
+"""(B, 3, H, W) in [0, 1], or B images: files as they came, PIL images, tensors (3, H, W)."""
+Learned = tuple[Mapping[str, Tensor], Tensor]
+"""A stream's tensors, and the state of its random numbers."""
+
+
+class SharedNetwork:
+    """Answers and steps of streams, given their tensors; it holds none of them."""
+
+    def __init__(self, adapter: Adapter, *, most_pixels: int) -> None:
+        self.adapter = adapter  # answers
+        self.learner = _twin(adapter)
+        self.adapter._clock = self.learner._clock
+        self.most_pixels = most_pixels
+        self.source: Mapping[str, Tensor] = adapter._snapshot.initial
+        own = {id(p) for p in adapter.params}
+        self._learned = [name for name, t in flatten(adapter).items() if id(t) in own]
+        self.remembers = bool(adapter.params or dataclasses.fields(adapter.state))
+        self.shares_steps = self._can_share()
+
+    # Images -------------------------------------------------------------------------------
+
+    def taken_in(self, given: Images) -> tuple[Tensor, list[Waiting]]:
+        """Images of a call, checked: (B, 3, H, W) on the model's device, and as they wait."""
+        backbone = self.adapter.backbone
+        if isinstance(given, Tensor):
+            images = given.to(backbone.device)
+            check_form(images, backbone)
+            waiting: list[Waiting] = list(packed(images).unbind())
+        else:
+            waiting = [self._as_it_waits(image) for image in given]
+            images = self.pixels(waiting)
+            check_form(images, backbone)
+        check_values(images)
+        return images, waiting
+
+    def _as_it_waits(self, image: bytes | Image.Image | Tensor) -> Waiting:
+        if isinstance(image, bytes):
+            return image
+        pixels = image if isinstance(image, Tensor) else self.adapter.preprocess(image)
+        return packed(pixels[None])[0]
+
+    def pixels(self, waiting: Sequence[Waiting]) -> Tensor:
+        """Images that waited: (B, 3, H, W) on the model's device."""
+        decoded = [
+            self.adapter.preprocess(opened(image, most_pixels=self.most_pixels))
+            if isinstance(image, bytes)
+            else unpacked(image)
+            for image in waiting
+        ]
+        if not decoded:
+            raise StreamError("expected at least one image, got an empty list")
+        backbone = self.adapter.backbone
+        return torch.stack(decoded).to(backbone.device, backbone.dtype)
+
+    # Answers ------------------------------------------------------------------------------
+
+    @contextmanager
+    def of(self, stream: Stream) -> Iterator[Adapter]:
+        """The answering adapter as that of ``stream``; its tensors are copies, see ``taken``."""
+        adapter, idle = self.adapter, self.adapter.serving
+        _put(adapter, stream.values)
+        adapter.generator.set_state(stream.generator)
+        adapter.serving = stream.serving
+        try:
+            yield adapter
+        finally:
+            stream.serving, adapter.serving = adapter.serving, idle
+
+    def taken(self) -> Learned:
+        """Copies of the answering adapter's tensors, as they are now."""
+        return _taken(self.adapter)
+
+    def answered(self, asked: Mapping[str, tuple[Stream, Tensor]]) -> dict[str, Prediction]:
+        """One forward for all; a stream alone needs no stacked tensors."""
+        sizes = {images.shape[1:] for _, images in asked.values()}
+        if len(asked) == 1 or not self.shares_steps or len(sizes) > 1:
+            return {name: self._alone(stream, images) for name, (stream, images) in asked.items()}
+        rows = [stream.values for stream, images in asked.values() for _ in images]
+        with _mode(self.adapter, learn=False):
+            pixels = torch.cat([images for _, images in asked.values()])[:, None]
+            out = mapped(self.adapter, self.adapter._answered, _stacked(rows), pixels)
+        answers, end = {}, 0
+        for name, (stream, images) in asked.items():
+            mine, end = slice(end, end + len(images)), end + len(images)
+            details = {n: t[mine].flatten(0, 1) for n, t in out.details.items() if t.ndim > 1}
+            score, calibration = out.ood_score[mine, 0], stream.serving.calibration
+            answers[name] = Prediction(
+                out.logits[mine, 0],
+                score,
+                details,
+                decision=None if calibration is None else calibration.decide(score),
+                class_names=self.adapter.class_names,
+            )
+        return answers
+
+    def _alone(self, stream: Stream, images: Tensor) -> Prediction:
+        with self.of(stream) as adapter:
+            return adapter.predict(images)
+
+    def score_all(self, calibration: Calibration, values: Mapping[str, Tensor], moves: int) -> None:
+        """Score the set-aside images under ``values``."""
+        _put(self.adapter, values)
+        with _mode(self.adapter, learn=False):
+            calibration.score_all(self.adapter._score, moves=moves)
+
+    # Learning -----------------------------------------------------------------------------
+
+    def stepped(self, before: Sequence[Learned], images: Sequence[Tensor]) -> list[Learned]:
+        """A step of each stream on its group (g, 3, H, W): new tensors, the old ones stay."""
+        alike = len({group.shape for group in images}) == 1
+        if len(images) > 1 and alike and self.shares_steps:
+            return self._stepped_together(before, torch.stack(list(images)))
+        return [self._stepped_alone(*one, group) for one, group in zip(before, images, strict=True)]
+
+    def _stepped_alone(
+        self, values: Mapping[str, Tensor], generator: Tensor, images: Tensor
+    ) -> Learned:
+        _put(self.learner, values)
+        self.learner.generator.set_state(generator)
+        with _mode(self.learner, learn=True), self.learner._clock.timed():
+            self.learner._timed_step(images)
+        return _taken(self.learner)
+
+    def _stepped_together(self, before: Sequence[Learned], images: Tensor) -> list[Learned]:
+        with _mode(self.learner, learn=True), self.learner._clock.timed():
+            values = _stacked([row for row, _ in before], self._learned)
+            mapped(self.learner, self.learner._guarded, values, images)
+        rows: list[dict[str, Tensor]] = [{} for _ in before]
+        for name, value in values.items():
+            for row, part in zip(rows, value.detach().unbind(), strict=True):
+                row[name] = part.clone()
+        return [(row, draws) for row, (_, draws) in zip(rows, before, strict=True)]
+
+    def keep_up(self, calibration: Calibration, stream: Stream, images: int) -> None:
+        """Score set-aside images again, as many as ``images`` of the stream pay for."""
+        _put(self.learner, stream.values)
+        with _mode(self.learner, learn=False):
+            calibration.keep_up(self.learner._score, images=images, moves=stream.serving.moves)
+
+    def fit_source(self, loader: object) -> None:
+        """See ``Adapter.fit_source``."""
+        _put(self.adapter, self.source)
+        self.adapter.fit_source(loader)  # type: ignore[arg-type]
+        self.learner.source = self.adapter.source
+        self.learner._replay.forget()
+
+    def _can_share(self) -> bool:
+        """Whether streams of this method learn in one step: tried, on two of one image each."""
+        learner = self.learner
+        if type(learner).synchronises or learner.needs_source:
+            return False
+        backbone = learner.backbone
+        size = backbone.image_size or (4 * backbone.patch,) * 2
+        black = torch.zeros(2, 1, 3, *size, device=backbone.device, dtype=backbone.dtype)
+        try:
+            with _mode(learner, learn=True):
+                values = _stacked([self.source] * 2, self._learned)
+                mapped(learner, learner._guarded, values, black)
+        except RuntimeError:  # it draws random numbers, or reads a value back
+            return False
+        return True
+
+
+def fresh_generator(adapter: Adapter) -> Tensor:
+    """The state of random numbers at the start."""
+    draws = torch.Generator(adapter.backbone.device).manual_seed(adapter._seed)
+    return draws.get_state()
+
+
+def versioned(out: Prediction, version: int) -> Prediction:
+    """The answer with the version of the weights that gave it."""
+    return replace(out, details={**out.details, "version": torch.tensor(version)})
+
+
+@contextmanager
+def _mode(adapter: Adapter, *, learn: bool) -> Iterator[None]:
+    with torch.inference_mode(False), torch.set_grad_enabled(learn), adapter._precision():
+        yield
+
+
+def _twin(adapter: Adapter) -> Adapter:
+    """A second adapter over the same frozen weights."""
+    moving = {id(t) for t in flatten(adapter).values()}
+    frozen = [p for p in adapter.backbone.model.parameters() if id(p) not in moving]
+    shared = [*frozen, adapter.preprocess]
+    return copy.deepcopy(adapter, {id(thing): thing for thing in shared})
+
+
+def _put(adapter: Adapter, values: Mapping[str, Tensor]) -> None:
+    """Into the adapter's own tensors; its buffer stays empty."""
+    with torch.inference_mode(False):
+        restore(adapter, values)
+
+
+def _taken(adapter: Adapter) -> Learned:
+    values = {name: t.detach().clone() for name, t in flatten(adapter).items()}
+    return values, adapter.generator.get_state()
+
+
+def _stacked(
+    rows: Sequence[Mapping[str, Tensor]], learned: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """The tensors of several streams, each (S, ...); ``learned`` take gradients."""
+    values = {name: torch.stack([row[name].detach() for row in rows]) for name in rows[0]}
+    for name in learned:
+        values[name].requires_grad_(True)
+    return values
