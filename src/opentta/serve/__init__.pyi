@@ -1,3 +1,4 @@
-from .host import Host, StreamInfo
+from .host import Groups, Host, StreamInfo
+from .network import Checked
 
-__all__ = ["Host", "StreamInfo"]
+__all__ = ["Checked", "Groups", "Host", "StreamInfo"]

@@ -30,7 +30,7 @@ from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
 from opentta.errors import CalibrationError, ConfigError, HostFullError
 from opentta.parts.pixels import packed
-from opentta.serve.network import Images, SharedNetwork, fresh_generator, versioned
+from opentta.serve.network import Checked, Images, SharedNetwork, fresh_generator, versioned
 from opentta.serve.places import Places
 from opentta.serve.store import Store
 from opentta.serve.stream import Stream, Waiting, checked_name
@@ -55,6 +55,14 @@ class StreamInfo:
     is_frozen: bool
     is_paused: bool
     nbytes: int  # of memory that is its own
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of all streams, in this process."""
+
+    stepped: int  # that were learned from
+    skipped: int  # for which there was no time
 
 
 class Host:
@@ -116,6 +124,7 @@ class Host:
         self.per_step = per_step or (1 if adapter.backbone.device.type == "cpu" else PER_STEP)
         self._lock, self._learning = threading.RLock(), threading.RLock()
         self._clock = count(1)
+        self._stepped = self._skipped = 0  # groups, of all streams
         self._store = None if store is None else Store(Path(store), adapter)
         self._places = Places(
             self._lock,
@@ -148,39 +157,46 @@ class Host:
                 f"expected images of at most {most} streams in one call, as no more are in memory, "
                 f"got {len(images)}"
             )
-        came = {checked_name(n): self.network.taken_in(given) for n, given in images.items()}
+        came = {checked_name(name): self.checked(given) for name, given in images.items()}
         if not came:
             return {}
         with self._lock:
             asked = {
-                name: (self._stream(name, make=learn, beside=came), pixels)
-                for name, (pixels, _) in came.items()
+                name: (self._stream(name, make=learn, beside=came), good.images)
+                for name, good in came.items()
             }
             outs = self.network.answered(asked)
-            for name, (stream, pixels) in asked.items():
+            for name, (stream, _) in asked.items():
                 outs[name] = versioned(outs[name], stream.serving.moves)
                 if learn:
-                    outs[name] = self._noted(stream, outs[name], pixels, came[name][1])
+                    outs[name] = self._noted(stream, outs[name], came[name])
         return outs
 
     def predict(self, images: Mapping[str, Images]) -> dict[str, Prediction]:
         """``answer`` without learning: nothing changes. A stream not seen yet is the source."""
         return self.answer(images, learn=False)
 
-    def _noted(
-        self, stream: Stream, out: Prediction, images: Tensor, waiting: Sequence[Waiting]
-    ) -> Prediction:
+    def checked(self, given: Images) -> Checked:
+        """Images of a call, decoded and found good, for ``answer``; nothing is remembered.
+
+        Takes no lock: a caller can check what came before it waits for its turn.
+        """
+        return self.network.checked(given)
+
+    def _noted(self, stream: Stream, out: Prediction, came: Checked) -> Prediction:
         """Counts, tickets, and the images to learn from."""
-        serving = stream.serving
-        serving.spending.images += len(images)
-        serving.spending.spent += len(images)
-        out = serving.noted(out, images)
-        stream.unsaved, stream.is_changed = stream.unsaved + len(images), True
-        stream.unscored += len(images)
+        serving, count = stream.serving, len(came.images)
+        serving.spending.images += count
+        serving.spending.spent += count
+        out = serving.noted(out, came.images)
+        stream.unsaved, stream.is_changed = stream.unsaved + count, True
+        stream.unscored += count
         if self.keep:
-            self._places.kept(stream, len(images))
+            self._places.kept(stream, count)
         if serving.learns:
-            stream.push(waiting, self.network.adapter.policy.group, next(self._clock))
+            skipped = stream.skipped
+            stream.push(came.waiting, self.network.adapter.policy.group, next(self._clock))
+            self._skipped += stream.skipped - skipped
         return out
 
     # Learning -----------------------------------------------------------------------------
@@ -226,6 +242,7 @@ class Host:
                     stream.values, stream.generator = new
                     stream.serving.moves += self.network.remembers
                     stream.stepped += 1
+                    self._stepped += 1
                     stream.is_changed = True
         for stream, _ in groups:
             calibration, unscored = stream.serving.calibration, stream.unscored
@@ -304,10 +321,20 @@ class Host:
 
     # All streams --------------------------------------------------------------------------
 
-    def streams(self) -> list[StreamInfo]:
-        """The streams in memory, the latest used last."""
+    def streams(self, latest: int | None = None) -> list[StreamInfo]:
+        """The streams in memory, the latest used last; with ``latest``, so many of them."""
         with self._lock:
-            return [self._info(stream) for stream in self._places]
+            return [self._info(stream) for stream in self._places.latest(latest)]
+
+    @property
+    def in_memory(self) -> int:
+        """How many streams are in memory."""
+        return len(self._places)
+
+    @property
+    def groups(self) -> Groups:
+        """Groups that were learned from and that were skipped, of all streams."""
+        return Groups(self._stepped, self._skipped)
 
     def info(self, stream: str) -> StreamInfo:
         """One stream at a glance."""

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from PIL import Image
@@ -27,7 +27,24 @@ from opentta.serve.stream import Stream, Waiting
 from opentta.serve.together import mapped
 from opentta.types import Prediction
 
-Images = Tensor | Sequence[bytes | Image.Image | Tensor]
+
+@dataclass(frozen=True)
+class Checked:
+    """Images that were found good: as they are computed with, and as they wait."""
+
+    images: Tensor  # (B, 3, H, W) on the model's device
+    waiting: list[Waiting]
+
+    @staticmethod
+    def joined(parts: Sequence[Checked]) -> Checked:
+        """Those of several, of one size, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        waiting = [image for part in parts for image in part.waiting]
+        return Checked(torch.cat([part.images for part in parts]), waiting)
+
+
+Images = Tensor | Sequence[bytes | Image.Image | Tensor] | Checked
 """(B, 3, H, W) in [0, 1], or B images: files as they came, PIL images, tensors (3, H, W)."""
 Learned = tuple[Mapping[str, Tensor], Tensor]
 """A stream's tensors, and the state of its random numbers."""
@@ -49,8 +66,10 @@ class SharedNetwork:
 
     # Images -------------------------------------------------------------------------------
 
-    def taken_in(self, given: Images) -> tuple[Tensor, list[Waiting]]:
-        """Images of a call, checked: (B, 3, H, W) on the model's device, and as they wait."""
+    def checked(self, given: Images) -> Checked:
+        """Images of a call, decoded and found good."""
+        if isinstance(given, Checked):
+            return given
         backbone = self.adapter.backbone
         if isinstance(given, Tensor):
             images = given.to(backbone.device)
@@ -61,7 +80,7 @@ class SharedNetwork:
             images = self.pixels(waiting)
             check_form(images, backbone)
         check_values(images)
-        return images, waiting
+        return Checked(images, waiting)
 
     def _as_it_waits(self, image: bytes | Image.Image | Tensor) -> Waiting:
         if isinstance(image, bytes):

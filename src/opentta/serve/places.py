@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator
+from itertools import islice
 
 from opentta.errors import HostFullError, StreamError
 from opentta.serve.store import Store
@@ -40,6 +41,10 @@ class Places:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def latest(self, most: int | None) -> list[Stream]:
+        """The streams in memory, the latest used last; at most so many."""
+        return list(islice(reversed(self._streams.values()), most))[::-1]
 
     def find(self, name: str, *, beside: Container[str] = ()) -> Stream | None:
         """The stream, from memory or from its file; ``beside`` others stay where they are."""
