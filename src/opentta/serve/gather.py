@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from opentta.errors import OpenttaError
-from opentta.serve.host import Checked, Host
+from opentta.serve.host import Host
+from opentta.serve.network import Checked
 from opentta.types import Prediction
 
 log = logging.getLogger("opentta.serve")

@@ -332,6 +332,11 @@ class Host:
         return len(self._places)
 
     @property
+    def max_streams(self) -> int:
+        """How many there may be."""
+        return self._places.max_streams
+
+    @property
     def groups(self) -> Groups:
         """Groups that were learned from and that were skipped, of all streams."""
         return Groups(self._stepped, self._skipped)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from opentta.serve.bodies import Room
 from opentta.serve.gather import Answer, Answers, Asked, Gather
-from opentta.serve.host import Checked, Host
+from opentta.serve.host import Host
+from opentta.serve.network import Checked
 from opentta.serve.learner import Learner
 from opentta.serve.measures import Measures
 from opentta.serve.problems import Problem
