@@ -17,7 +17,7 @@ from opentta.cli.doctor import Doctor
 from opentta.cli.methods import Methods
 from opentta.cli.report import Report
 from opentta.cli.tune import Tune
-from opentta.errors import OpenttaError, unknown
+from opentta.errors import ConfigError, OpenttaError, unknown
 
 USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
 
@@ -53,6 +53,13 @@ def _parse(args: Sequence[str]) -> Command:
     first = args[0] if args else ""
     if first and not first.startswith("-") and first not in dict(COMMANDS):
         raise unknown("command", first, dict(COMMANDS))
+    options = [word.partition("=")[0] for word in args if word.startswith("--")]
+    twice = [word for word in dict.fromkeys(options) if options.count(word) > 1]
+    if twice:  # the last would win, and nobody would hear of it
+        raise ConfigError(
+            f"expected {twice[0]} once, got it {options.count(twice[0])} times; write several "
+            f"values behind one, such as {twice[0]} A B"
+        )
     # A command's own help shows its whole docstring, the list of commands one line of each.
     choices: list[Any] = [
         Annotated[kind, subcommand(name, description=None if name == first else _idea(kind))]
