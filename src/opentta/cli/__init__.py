@@ -32,11 +32,26 @@ COMMANDS: tuple[tuple[str, type[Command]], ...] = (
 """Name and class of every subcommand; a new one is one more line."""
 
 
+FIRST = """\
+opentta keeps a Vision Transformer adapting to the stream it serves, and rejects unknown inputs.
+
+  opentta bench        try it: real images inside the package, about four minutes, one report page
+  opentta bench --known FOLDER --unknown FOLDER      the same on your own images
+  opentta doctor       is all in order on this machine?
+
+`opentta --help` lists the commands, `opentta COMMAND --help` describes one; the README shows how to
+put it around a model in Python: opentta.adapt(model)."""
+"""What is printed for the command alone."""
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the ``opentta`` command."""
     given = sys.argv[1:] if args is None else list(args)
     if given[:1] == ["--version"]:
         make_console().print(f"opentta {opentta.__version__}", **PLAIN)
+        sys.exit(0)
+    if not given:
+        make_console().print(FIRST, **PLAIN)
         sys.exit(0)
     try:
         status = _parse(given).run()

@@ -256,11 +256,13 @@ def show_results(results: Path, preset: str, *, report: bool) -> None:
     from opentta.report.write import write_report
 
     console, say = make_console(), make_console(stderr=True)
-    study = load_study(results)
-    print_table(build_table(study.section(preset)), console)
+    with working("reading the results"):
+        study = load_study(results)
+        table = build_table(study.section(preset))
+    print_table(table, console)
     if report:
-        with say.status("writing the report") as status:
-            files = write_report(study, progress=lambda name: status.update(f"writing {name}"))
+        with working("writing the report") as tell:
+            files = write_report(study, progress=lambda name: tell(f"writing {name}"))
         page = next(path for path in files if path.suffix == ".html")
         say.print(f"report: {page} (and {len(files) - 1} files beside it)", **PLAIN)
 
