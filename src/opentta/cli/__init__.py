@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, cast
@@ -75,6 +76,9 @@ def _parse(args: Sequence[str]) -> Command:
             f"expected {twice[0]} once, got it {options.count(twice[0])} times; write several "
             f"values behind one, such as {twice[0]} A B"
         )
+    # tyro looks at stdout alone, and knows no NO_COLOR
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    tyro._experimental_options["ansi_codes"] = terminal and not os.environ.get("NO_COLOR")
     # A command's own help shows its whole docstring, the list of commands one line of each.
     choices: list[Any] = [
         Annotated[kind, subcommand(name, description=None if name == first else _idea(kind))]

@@ -83,8 +83,10 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
     """
     console = make_console(stderr=True)
     if console.is_terminal:
-        with console.status(text, markup=False) as status:
-            yield lambda text: status.update(text)
+        from rich.text import Text
+
+        with console.status(Text(text)) as status:  # a name of a folder is no markup
+            yield lambda text: status.update(Text(text))
         return
     now = [text]
     done = threading.Event()

@@ -15,11 +15,12 @@ from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opentta.adapter.method import Stage
     from opentta.bench.plan.cells import Cell
     from opentta.bench.plan.preset import Preset
     from opentta.bench.store.places import Place
     from opentta.bench.store.results import Record
-    from opentta.bench.tune import Stage, Tuned
+    from opentta.bench.tune import Tuned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class Folder:
     path: Path
     keys: tuple[str, ...]
     digests: tuple[str, ...]  # SHA-256 of each file; empty for one that cannot be opened
-    unreadable: tuple[str, ...]  # a message each
+    unreadable: dict[str, str]  # key -> why
     classes: tuple[str, ...]  # class folders; none: the images lie flat
 
     @property
@@ -123,7 +123,7 @@ def examine(
             found.append(one)
             if progress is not None:
                 progress(root.name, done, len(keys))
-    messages = tuple(message for _, message in found if message)
+    messages = {key: why for key, (_, why) in zip(keys, found, strict=True) if why}
     return Folder(root, keys, tuple(digest for digest, _ in found), messages, tuple(classes))
 
 
@@ -135,7 +135,7 @@ def check_readable(folder: Folder, option: str, *, skip: bool) -> str:
     damaged = len(folder.unreadable)
     if not damaged:
         return ""
-    reasons = [message.rsplit("; ", 1)[0] for message in folder.unreadable]
+    reasons = [message.rsplit("; ", 1)[0] for message in folder.unreadable.values()]
     more = f", and {damaged - _SHOWN:,} more" if damaged > _SHOWN else ""
     listed = "; ".join(reasons[:_SHOWN]) + more
     of = f"{damaged:,} of {len(folder.keys):,}"
@@ -144,8 +144,7 @@ def check_readable(folder: Folder, option: str, *, skip: bool) -> str:
             f"{option}: expected images that can be read, but {of} cannot: {listed}. Fetch them "
             "again, remove them, or leave them out with --skip-unreadable"
         )
-    bad = {message.split(": ", 1)[0] for message in folder.unreadable}
-    good = [key for key in folder.keys if str(folder.path / key) not in bad]
+    good = [key for key in folder.keys if key not in folder.unreadable]
     lost = set(folder.classes) - {key.split("/")[0] for key in good}
     if lost or not good:
         what = f"in the class {min(lost)}" if lost else f"in {folder.path}"

@@ -132,7 +132,7 @@ def with_folders(preset: Preset, progress: Progress | None = None) -> Preset:
     if not classes:
         changes["kind"] = "unlabelled"
     notes = [
-        _of_classes(known, mapped, head, only),
+        _of_classes(mapped, head, only),
         _of_pixels(model, preset.stream.preprocessing),
         *_shared(looked),
         *filter(None, remarks),
@@ -254,28 +254,31 @@ def _title(known: OwnSet, unknown: Sequence[OwnSet]) -> str:
     return f"{known.name} against {' and '.join(own.name for own in unknown)}"
 
 
-def _of_classes(known: OwnSet, mapped: FolderClasses | None, head: int, only: bool) -> str:
+def _of_classes(mapped: FolderClasses | None, head: int, only: bool) -> str:
     if mapped is None:
         return (
-            f"{known.name} has no class folders, so nobody says what is right: instead of accuracy "
-            "the table has the agreement with the source, the share of known images that get the "
+            "no class folders, so nobody says what is right: instead of accuracy the table has the "
+            "agreement with the source, the share of known images that get the "
             "class that the model gives without adaptation, and the mean confidence"
         )
     answers = "only these may be answered" if only else f"all {head:,} classes may be answered"
-    return (
-        f"{known.name}: {len(mapped.classes):,} class folders matched by {mapped.rule}; {answers}"
-    )
+    return f"{len(mapped.classes):,} class folders matched by {mapped.rule}; {answers}"
 
 
 def _of_pixels(model: str, preprocessing: str) -> str:
     used = stream_preprocessing(model, preprocessing)
     way = used.natural
     resized = "both sides" if way.mode.startswith("squash") else "short side"
-    mean, std = (", ".join(f"{v:g}" for v in values or ()) for values in (used.mean, used.std))
+    mean, std = (_short(values or ()) for values in (used.mean, used.std))
     return (
         f"images are prepared as {model} was trained: {resized} to {way.resize} px, centre of "
         f"{way.size} px, {way.interpolation}, mean {mean}, std {std}"
     )
+
+
+def _short(values: Sequence[float]) -> str:
+    """Three numbers, or one where they are equal."""
+    return " ".join(f"{value:g}" for value in (values if len(set(values)) > 1 else values[:1]))
 
 
 def _shared(looked: Sequence[Folder]) -> list[str]:
