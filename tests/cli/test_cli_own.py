@@ -132,7 +132,7 @@ def test_set_aside_images_make_a_threshold(typed, tmp_path):
     assert status == 0, err
     record = Store(tmp_path / "opentta-results").read()[0]
     assert record.metrics["stated_rate"] == 0.2 and "true_rejection" in record.metrics
-    status, out, err = typed("--known", "flat", "--results", "flat-results", *words)
+    status, _, err = typed("--known", "flat", "--results", "flat-results", *words)
     assert status == 0, err
     record = Store(tmp_path / "flat-results").read()[0]
     assert 0 <= record.metrics["false_rejection"] <= 1
@@ -274,6 +274,8 @@ def test_few_unknown_images_are_refused(typed, tmp_path):
 def test_options_for_own_folders_need_known_ones(typed):
     status, _, err = typed("--unknown", "strangers")
     assert status == 2 and "--unknown goes with --known FOLDER" in err
+    status, _, err = typed("photos")
+    assert status == 2 and "photos is a folder; for a benchmark on the images in it" in err
     status, _, err = typed("table1", "--known", "photos")
     assert status == 2 and "table1.toml has no [data]; leave the preset out" in err
 

@@ -1,4 +1,4 @@
-"""Folders of the user's as data sets: what is in them, what is wrong with them, when they change."""
+"""Folders of the user's as data sets: what is in them, what is wrong, and when they change."""
 
 import shutil
 
@@ -70,7 +70,7 @@ def test_the_hash_is_of_what_is_in_the_folder_and_not_of_where_it_lies(pets, tmp
 def test_a_folder_that_changed_since_is_refused(pets):
     own = declared(pets, {"cat": 0, "dog": 1})
     paint(pets / "cat" / "new.png")
-    with pytest.raises(DataError, match="pets: the images in .* are not those that were there"):
+    with pytest.raises(DataError, match=r"pets: the images in .* are not those that were there"):
         own_images(own)
 
 
@@ -85,11 +85,11 @@ def test_wrong_paths_empty_folders_and_mixtures_each_say_what_they_are(pets, tmp
         with pytest.raises(DataError, match=message):
             class_folders_of(root, "--known")
     (pets / "fish").mkdir()
-    with pytest.raises(DataError, match="each class folder of .*, but fish has none; add images"):
+    with pytest.raises(DataError, match=r"each class folder of .*, but fish has none; add images"):
         class_folders_of(pets, "--known")
     (pets / "fish").rmdir()
     paint(pets / "stray.png")
-    with pytest.raises(DataError, match="2 folders and 1 images beside them, such as stray.png"):
+    with pytest.raises(DataError, match=r"2 folders and 1 images beside them, such as stray\.png"):
         class_folders_of(pets, "--known")
 
 

@@ -304,7 +304,8 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     console.print(f"about {duration(each)} with {many}, decoding not counted", **PLAIN)
     for row, cost in total.rows.items():
         console.print(f"  {row}: {cost.cells:,} cells, {duration(cost.seconds)}", **PLAIN)
-    assumed = ["sets have the sizes that their publishers state", *total.assumptions]
+    published = ["sets have the sizes that their publishers state"]
+    assumed = [*(published if preset.data is None else []), *total.assumptions]
     if any(cell.weights.hash == NOT_LOOKED_UP for cell in cells):
         assumed.append("weights that are not on this disk: the hashes above are not the real ones")
     for assumption in assumed:

@@ -105,6 +105,11 @@ def _find(name: str, beside: Path) -> Path:
     own = FOLDER / f"{name}.toml"
     if "/" not in name and own.is_file():
         return own
+    if Path(name).is_dir():
+        raise ConfigError(
+            f"expected a preset, but {name} is a folder; for a benchmark on the images in it write "
+            f"--known {name}"
+        )
     if not name.endswith(".toml"):
         raise unknown("preset", name, [*presets(), "or the path of a .toml file"])
     path = beside / name
