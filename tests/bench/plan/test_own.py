@@ -86,6 +86,12 @@ def test_a_search_runs_on_own_folders_that_have_labels(folders):
         tune_preset("tent", flat)
 
 
+def test_who_names_no_model_hears_which_one_it_is(folders):
+    (folders / "imagenet-r" / "Beagle").rename(folders / "imagenet-r" / "Snoopy")
+    with pytest.raises(ConfigError, match=r"'Snoopy' is not one .* Without --model it is the ViT"):
+        loaded(folders)
+
+
 def test_without_known_images_the_base_says_what_is_missing():
     with pytest.raises(ConfigError, match="expected --known FOLDER"):
         load_preset(BASE)

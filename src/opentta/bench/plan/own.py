@@ -97,7 +97,15 @@ def with_folders(preset: Preset, progress: Progress | None = None) -> Preset:
     names = set_names(roots)
     model = full_name(data.model or preset.grid.backbones[0])
     head, synonyms = head_of(model, data.weights)
-    mapped = _mapped(data, folders, head, synonyms)
+    try:
+        mapped = _mapped(data, folders, head, synonyms)
+    except ConfigError as error:
+        if data.model or model != EMBEDDED:
+            raise
+        raise ConfigError(
+            f"{error}. Without --model it is the ViT-Tiny of the package, which knows ImageNet's "
+            "classes"
+        ) from error
     if data.set_aside:
         aside = min(SET_ASIDE, len(list_images(roots[-1])))
         Calibration.check(data.rate, aside)

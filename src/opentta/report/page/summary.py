@@ -44,7 +44,7 @@ def headline(sections: Sequence[Section]) -> str:
     scope = lead_of(sections)
     if scope is None:
         said = [findings(section)[0] for section in sections if section.kind == "streams"]
-        said += [text for section in sections for text in without_h(section)]
+        said += [" ".join(own[:2]) for section in sections if (own := without_h(section))]
         return said[0] if said else "No cell of this store has an H-score yet."
     best, value = scope.ranked[0], scope.scores[scope.ranked[0]]
     ties = ties_of(scope)

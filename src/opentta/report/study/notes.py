@@ -10,7 +10,7 @@ from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_ta
 from opentta.bench.store.places import CLEAN, Place
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
-from opentta.report.study.values import UNLABELLED, Entry, percent, plural, row_of
+from opentta.report.study.values import SOURCE, UNLABELLED, Entry, percent, plural, row_of
 
 REJECTED = (
     "“Rejected” means above the score that accepts 95 % of the ID samples of that cell; finding "
@@ -145,7 +145,7 @@ def _corruptions(section: Section) -> list[str]:
 
 def without_h(section: Section) -> list[str]:
     """What stands in the place of an H-score, a sentence a row, where no labels or no unknown
-    images were given; nothing where both were.
+    images were given; nothing where both were. First the last row, then the source.
     """
     measures = {"acc": "accuracy"}
     if section.kind == UNLABELLED:
@@ -154,7 +154,9 @@ def without_h(section: Section) -> list[str]:
     elif section.oods != ("",):
         return []
     out = []
-    for severity, row in product(reversed(section.severities), section.rows):
+    source = [row for row in section.rows if row.name == SOURCE]
+    rows = dict.fromkeys((*section.rows[-1:], *source, *section.rows))
+    for severity, row in product(reversed(section.severities), rows):
         values = {
             words: section.value(row, section.columns[0], severity, name)
             for name, words in measures.items()
