@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from opentta.errors import DecisionError
+from opentta.labels import UNKNOWN as UNKNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-UNKNOWN = -1
-"""Label of a sample whose class the source model was never trained on (out-of-distribution)."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Batch:
     """One step of a stream. Only ``images`` is ever shown to an adaptation method."""
 
     images: Tensor  # (B, 3, H, W) float in [0, 1]; normalisation lives in the model
-    labels: Tensor  # (B,) int64, UNKNOWN for out-of-distribution samples
+    labels: Tensor  # (B,) int64, UNKNOWN for out-of-distribution samples, or UNLABELLED
     index: Tensor  # (B,) int64, position of each sample in the stream's sample list
     domain: str = ""  # e.g. "gaussian_noise/5"; for the meter and the report, never for methods
     origin: Tensor | None = None  # (B,) int64, place in Stream.origins: 0 the ID set, then the OOD

@@ -3,11 +3,13 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from opentta.errors import ConfigError, DataError, ShapeError, UnknownNameError
+from opentta.labels import UNLABELLED
 from opentta.metrics import measures as m
 from opentta.metrics.samples import Samples
 from opentta.metrics.summary import SHARES, score, summarize
@@ -226,3 +228,30 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
     import opentta.metrics
 
     assert not hasattr(opentta.metrics, "precision")
+
+
+def test_without_labels_only_what_needs_no_class_is_measured():
+    whole = stream()
+    label = np.where(whole.known, UNLABELLED, whole.label)
+    by_source = np.where(np.arange(len(whole)) % 4, whole.predicted, -1)
+    given, bare = score(whole), score(replace(whole, label=label, by_source=by_source))
+    for name in ("auroc", "fpr95", "aupr_id", "aupr_ood", "id", "ood"):
+        assert bare[name] == given[name], name
+    for name in ("acc", "h", "oscr", "ece"):
+        assert math.isnan(bare[name]) and not math.isnan(given[name]), name
+    known = whole.known
+    assert bare["agreement"] == (whole.predicted == by_source)[known].mean()
+    assert bare["confidence"] == whole.confidence[known].astype(float).mean()
+    assert not {"agreement", "confidence"} & set(given)
+
+
+def test_without_labels_a_decision_is_counted_and_no_answer_is_right():
+    decided = m.after_rejection([UNLABELLED, UNLABELLED, -1], [0, 1, 0], [0, 1, 1])
+    assert decided["false_rejection"] == 0.5 and decided["true_rejection"] == 1.0
+    assert math.isnan(decided["all_acc"]) and math.isnan(decided["accepted_acc"])
+
+
+def test_the_answers_of_the_source_survive_a_file():
+    samples = replace(stream(), by_source=np.arange(600) % 7)
+    again = Samples.from_arrays(samples.to_arrays())
+    assert again.by_source.tolist() == samples.by_source.tolist()

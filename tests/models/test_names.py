@@ -7,7 +7,7 @@ from models_under_test import hugging_face_vit, torchvision_vit
 from timm.data import ImageNetInfo
 
 from opentta.errors import ConfigError
-from opentta.models.names import names_of
+from opentta.models.names import names_of, synonyms_of
 from opentta.testing import tiny_vit
 
 
@@ -67,6 +67,12 @@ def test_the_first_word_is_taken_and_may_occur_twice():
 )
 def test_a_thousand_classes_alone_are_not_imagenet(build):
     assert names_of(build(), 1000) is None
+
+
+def test_all_synonyms_and_the_id_of_a_synset_are_known():
+    config = timm_vit("deit_tiny_patch16_224.fb_in1k").pretrained_cfg
+    assert synonyms_of(config, 1000)[161] == ("basset", "basset hound", "n02088238")
+    assert synonyms_of(config, 5) is None
 
 
 def test_a_replaced_head_has_no_names():

@@ -134,6 +134,11 @@ def tune_preset(
     """
     preset = base if isinstance(base, Preset) else load_preset(base)
     grid = preset.grid
+    if preset.kind == "unlabelled":
+        raise ConfigError(
+            f"expected images with labels to tune on, as points are ranked by H, but those of "
+            f"{', '.join(grid.id)} have none; sort them into class folders"
+        )
     if not is_method(method):
         raise unknown("method", method, registry.methods())
     cut = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, cast
@@ -18,7 +19,7 @@ from opentta.cli.methods import Methods
 from opentta.cli.report import Report
 from opentta.cli.serve import Serve
 from opentta.cli.tune import Tune
-from opentta.errors import OpenttaError, unknown
+from opentta.errors import ConfigError, OpenttaError, unknown
 
 USAGE_ERROR = 2  # also argparse's status for an argument it does not understand
 
@@ -34,11 +35,26 @@ COMMANDS: tuple[tuple[str, type[Command]], ...] = (
 """Name and class of every subcommand; a new one is one more line."""
 
 
+FIRST = """\
+opentta keeps a Vision Transformer adapting to the stream it serves, and rejects unknown inputs.
+
+  opentta bench        try it: real images inside the package, about four minutes, one report page
+  opentta bench --known FOLDER --unknown FOLDER      the same on your own images
+  opentta doctor       is all in order on this machine?
+
+`opentta --help` lists the commands, `opentta COMMAND --help` describes one; the README shows how to
+put it around a model in Python: opentta.adapt(model)."""
+"""What is printed for the command alone."""
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Entry point of the ``opentta`` command."""
     given = sys.argv[1:] if args is None else list(args)
     if given[:1] == ["--version"]:
         make_console().print(f"opentta {opentta.__version__}", **PLAIN)
+        sys.exit(0)
+    if not given:
+        make_console().print(FIRST, **PLAIN)
         sys.exit(0)
     try:
         status = _parse(given).run()
@@ -55,6 +71,16 @@ def _parse(args: Sequence[str]) -> Command:
     first = args[0] if args else ""
     if first and not first.startswith("-") and first not in dict(COMMANDS):
         raise unknown("command", first, dict(COMMANDS))
+    options = [word.partition("=")[0] for word in args if word.startswith("--")]
+    twice = [word for word in dict.fromkeys(options) if options.count(word) > 1]
+    if twice:  # the last would win, and nobody would hear of it
+        raise ConfigError(
+            f"expected {twice[0]} once, got it {options.count(twice[0])} times; write several "
+            f"values behind one, such as {twice[0]} A B"
+        )
+    # tyro looks at stdout alone, and knows no NO_COLOR
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    tyro._experimental_options["ansi_codes"] = terminal and not os.environ.get("NO_COLOR")
     # A command's own help shows its whole docstring, the list of commands one line of each.
     choices: list[Any] = [
         Annotated[kind, subcommand(name, description=None if name == first else _idea(kind))]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, Names, Numbers, make_console, option
+from opentta.cli.console import PLAIN, Names, Numbers, Paths, make_console, option, working
 from opentta.cli.running import SOME_FAILED, Running, command_line
-from opentta.errors import ConfigError
+from opentta.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from opentta.bench.plan.cells import Cell
     from opentta.bench.plan.preset import Preset
+    from opentta.bench.store.results import Store
 
 
 @dataclass(frozen=True)
 class Bench(Running):
     """Run a benchmark: every cell of a preset that the store does not hold yet, then the table.
 
-    Without arguments: the embedded benchmark, which needs no data, no network and no GPU.
+    Without arguments: the embedded benchmark, which needs no data, no network and no GPU. With
+    `--known FOLDER --unknown FOLDER --model NAME --weights FILE`: your own images and your own
+    model, see docs/your-images.md.
     A preset is a name (see the list at the end of `opentta bench --dry-run`, or docs/presets.md)
     or a TOML file. Interrupt it whenever you like: the same command goes on where it stopped.
     The exit status is 0 when every cell finished, 1 when some failed (the table names them), 2
@@ -31,6 +34,32 @@ class Bench(Running):
 
     preset: Annotated[Positional[str], option("[PRESET]")] = "mini"
     """Name of a preset such as table1, or a TOML file."""
+
+    known: Annotated[Path | None, option("FOLDER")] = None
+    """Your own images of known classes: a folder per class, or images without labels."""
+
+    unknown: Annotated[Paths, option("FOLDER [FOLDER ...]")] = ()
+    """Your own images of no known class; each folder is scored apart."""
+
+    classes: Annotated[Path | None, option("FILE")] = None
+    """CSV `folder,class` below a line of headings, where folders are not named like the model's
+    classes; a class is a name or an index."""
+
+    answers: Annotated[Literal["all", "folders"] | None, option("{all,folders}")] = None
+    """Classes that the model may answer with: all of its head, or those of the folders.
+    Left out: all."""
+
+    set_aside: Annotated[Path | None, option("FOLDER")] = None
+    """Other images of known classes, from which every row learns what to reject."""
+
+    rate: Annotated[float | None, option("SHARE")] = None
+    """Share of images like the set-aside ones that may be rejected. Left out: 0.05."""
+
+    skip_unreadable: bool = False
+    """Leave out images that cannot be read, instead of stopping."""
+
+    save_state: Annotated[Path | None, option("FILE")] = None
+    """Write the adapter of the only method, as it is after the clean stream, for opentta.load."""
 
     full: bool = False
     """All of the embedded benchmark: mini's full grid instead of the short part."""
@@ -45,7 +74,7 @@ class Bench(Running):
     """OOD sets, one stream each; a+b puts both into one. Left out: the preset's."""
 
     corruptions: Annotated[Names, option("NAME [NAME ...]")] = ()
-    """Names such as fog snow. Left out: the preset's."""
+    """Names such as fog snow; none: clean images alone; default, or left out: the preset's."""
 
     severities: Annotated[Numbers, option("N [N ...]")] = ()
     """Severities from 1 to 5. Left out: the preset's."""
@@ -53,7 +82,7 @@ class Bench(Running):
     seeds: Annotated[Numbers, option("N [N ...]")] = ()
     """Seeds of stream and method. Left out: the preset's, 2024 2025 2026 for the paper's."""
 
-    backbone: Annotated[str | None, option("NAME")] = None
+    backbone: Annotated[str | None, option("NAME", "--model")] = None
     """timm's name with its tag. Left out: the preset's."""
 
     preprocessing: Annotated[Literal["paper", "correct"] | None, option("{paper,correct}")] = None
@@ -83,21 +112,29 @@ class Bench(Running):
         from opentta.bench.store.plans import add_plan
         from opentta.bench.store.results import Store
 
-        preset, cells = self.plan(download=False)
+        with working("planning") as tell:
+            preset = self.load(tell)
+            cells = self.expand(preset, download=False)
+            served = self.cell_to_serve(cells)
         if self.dry_run:
             _print_cells(preset, cells, self.results, self.count_processes(cells))
             return 0
         say = make_console(stderr=True)
         engine = self.make_engine(cells)
-        remarks = preflight(cells, self.where(), look=self.engine == "local")
         store = Store(self.results)
-        store.check_writable()
+        with working("checking data and weights"):
+            remarks = preflight(cells, self.where(), look=self.engine == "local")
+            store.check_writable()
         if any(cell.weights.hash == NOT_LOOKED_UP for cell in cells):
-            preset, cells = self.plan()  # now that all on this machine is in order
+            with working("fetching weights"):
+                cells = self.expand(preset)  # now that all on this machine is in order
+            served = self.cell_to_serve(cells)
         plan = plan_of(preset, cells, command_line())
         add_plan(store.path, plan)
         for note in (*plan.notes, *remarks):
             say.print(f"note: {note}", **PLAIN)
+        if served is not None and self.save_state is not None:
+            self.serve(served, store, self.save_state)
         tally = self.run_all(cells, store, engine)
         say.print(
             f"{tally.done:,} computed, {tally.skipped:,} stored before, {tally.failed:,} failed; "
@@ -107,22 +144,50 @@ class Bench(Running):
         show_results(self.results, preset.name, report=self.report)
         return SOME_FAILED if tally.failed else 0
 
-    def plan(self, *, download: bool = True) -> tuple[Preset, list[Cell]]:
-        """The preset and its cells as the arguments change them; see ``expand`` for download."""
-        from opentta.bench.plan.expand import expand
+    def load(self, tell: Callable[[str], None]) -> Preset:
+        """The preset; folders of one's own are examined, and ``tell`` hears how far it has come."""
+        from opentta.bench.plan.own import BASE
         from opentta.bench.plan.presets import load_preset
 
+        own: dict[str, Any] = {
+            "known": self.known,
+            "unknown": self.unknown,
+            "classes": self.classes,
+            "answers": self.answers,
+            "set_aside": self.set_aside,
+            "rate": self.rate,
+            "skip_unreadable": self.skip_unreadable,
+        }
+        own = {name: _plain(value) for name, value in own.items() if value not in (None, (), False)}
         if self.full and self.preset != "mini":
             raise ConfigError(
                 f"--full is for the embedded benchmark, mini; {self.preset} is always run in full"
             )
-        preset = load_preset("mini-full" if self.full else self.preset)
-        cells = expand(
+        if own and self.preset == "mini":
+            if self.known is None:
+                option = "--" + next(iter(own)).replace("_", "-")
+                raise ConfigError(f"{option} goes with --known FOLDER; name the known images, too")
+            name = BASE
+        else:
+            name = "mini-full" if self.full else self.preset
+        return load_preset(
+            name,
+            data=own,
+            model=self.backbone,
+            weights=self.weights,
+            progress=lambda name, done, total: tell(f"looking at {name}: {done:,} of {total:,}"),
+        )
+
+    def expand(self, preset: Preset, *, download: bool = True) -> list[Cell]:
+        """The cells of a preset as the arguments change them; see ``expand`` for download."""
+        from opentta.bench.plan.expand import expand
+
+        return expand(
             preset,
             methods=self.methods or None,
             id=self.id or None,
             ood=self.ood or None,
-            corruptions=self.corruptions or None,
+            corruptions=_corruptions(self.corruptions),
             severities=self.severities or None,
             seeds=self.seeds or None,
             backbone=self.backbone,
@@ -136,7 +201,51 @@ class Bench(Running):
             fields=parse_fields(self.set),
             download=download,
         )
-        return preset, cells
+
+    def cell_to_serve(self, cells: Sequence[Cell]) -> Cell | None:
+        """The cell whose adapter ``--save-state`` writes: the clean stream's, of the only row."""
+        from opentta.bench.store.places import CLEAN
+
+        if self.save_state is None:
+            return None
+        rows = list(dict.fromkeys(cell.place.row for cell in cells))
+        if len(rows) > 1:
+            raise ConfigError(
+                f"--save-state: expected one method, whose adapter is saved, got {len(rows)}: "
+                f"{', '.join(rows)}; add --methods {rows[-1]}"
+            )
+        clean = [cell for cell in cells if cell.place.corruption == CLEAN]
+        if not clean:
+            raise ConfigError(
+                "--save-state: expected a clean stream, as the adapter that is saved is the one "
+                "that saw the images as they are; add clean to --corruptions, or leave them out"
+            )
+        folder = self.save_state.absolute().parent
+        if self.save_state.is_dir() or not folder.is_dir():
+            what = f"{self.save_state} is one" if folder.is_dir() else f"there is no {folder}"
+            raise ConfigError(
+                f"--save-state: expected the name of a file in a folder that exists, but {what}; "
+                "such as adapter.safetensors"
+            )
+        return clean[0]
+
+    def serve(self, cell: Cell, store: Store, path: Path) -> None:
+        """Run a cell here, store it, and save its adapter to ``path``."""
+        from opentta.adapter.files import save
+        from opentta.bench.run.progress import Display
+        from opentta.bench.run.runner import run_cell
+
+        say = make_console(stderr=True)
+        with Display([cell], console=say) as display:
+            outcome = run_cell(
+                cell, self.where(), display, serve=lambda adapter: save(adapter, path)
+            )
+            if cell.hash not in store.hashes():
+                store.append(outcome.record, outcome.samples, outcome.extras)
+            display.finished(outcome)
+        if not outcome.record.ok:
+            raise StateError(f"--save-state: {path} is not written: {outcome.record.reason}")
+        say.print(f"adapter after {cell.title} saved: opentta.load({str(path)!r}, model)", **PLAIN)
 
 
 def show_results(results: Path, preset: str, *, report: bool) -> None:
@@ -147,11 +256,13 @@ def show_results(results: Path, preset: str, *, report: bool) -> None:
     from opentta.report.write import write_report
 
     console, say = make_console(), make_console(stderr=True)
-    study = load_study(results)
-    print_table(build_table(study.section(preset)), console)
+    with working("reading the results"):
+        study = load_study(results)
+        table = build_table(study.section(preset))
+    print_table(table, console)
     if report:
-        with say.status("writing the report") as status:
-            files = write_report(study, progress=lambda name: status.update(f"writing {name}"))
+        with working("writing the report") as tell:
+            files = write_report(study, progress=lambda name: tell(f"writing {name}"))
         page = next(path for path in files if path.suffix == ".html")
         say.print(f"report: {page} (and {len(files) - 1} files beside it)", **PLAIN)
 
@@ -193,12 +304,30 @@ def _print_cells(preset: Preset, cells: Sequence[Cell], results: Path, processes
     console.print(f"about {duration(each)} with {many}, decoding not counted", **PLAIN)
     for row, cost in total.rows.items():
         console.print(f"  {row}: {cost.cells:,} cells, {duration(cost.seconds)}", **PLAIN)
-    assumed = ["sets have the sizes that their publishers state", *total.assumptions]
+    published = ["sets have the sizes that their publishers state"]
+    assumed = [*(published if preset.data is None else []), *total.assumptions]
     if any(cell.weights.hash == NOT_LOOKED_UP for cell in cells):
         assumed.append("weights that are not on this disk: the hashes above are not the real ones")
     for assumption in assumed:
         console.print(f"  assumed: {assumption}", **PLAIN)
     console.print(f"presets: {', '.join(presets())}", **PLAIN)
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, also in a list."""
+    if isinstance(value, tuple):
+        return [str(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _corruptions(names: Sequence[str]) -> Sequence[str] | None:
+    """What was typed behind --corruptions as names of corruptions."""
+    words: dict[tuple[str, ...], Sequence[str] | None] = {
+        (): None,
+        ("default",): None,
+        ("none",): ("clean",),
+    }
+    return words.get(tuple(names), names)
 
 
 def counted(number: int, noun: str) -> str:

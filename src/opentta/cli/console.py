@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import tyro
@@ -20,9 +23,9 @@ class Command(Protocol):
         ...
 
 
-def option(metavar: str) -> Any:
+def option(metavar: str, *aliases: str) -> Any:
     """How an option is shown: what to write behind it, and its default where it has one."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=_default)
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=_default, aliases=aliases or None)
 
 
 def _default(written: str) -> str:
@@ -53,6 +56,8 @@ Names = Annotated[tuple[str, ...], _several(str)]
 """An option with one name or more behind it."""
 Numbers = Annotated[tuple[int, ...], _several(int)]
 """An option with one whole number or more behind it."""
+Paths = Annotated[tuple[Path, ...], _several(Path)]
+"""An option with one path or more behind it."""
 
 
 def make_console(stderr: bool = False) -> Any:
@@ -60,3 +65,42 @@ def make_console(stderr: bool = False) -> Any:
     from rich.console import Console
 
     return Console(stderr=stderr)
+
+
+PATIENCE, HEARTBEAT = 2.0, 30.0  # seconds until a line without a terminal, and until the next
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on stderr what takes a while; what it gives changes the text.
+
+    On a terminal a line that moves and goes away. Elsewhere a plain line for what takes longer than
+    two seconds, and one every half minute.
+
+    Example:
+        >>> with working("looking") as say:
+        ...     say("looking at 3 of 5")
+    """
+    console = make_console(stderr=True)
+    if console.is_terminal:
+        from rich.text import Text
+
+        with console.status(Text(text)) as status:  # a name of a folder is no markup
+            yield lambda text: status.update(Text(text))
+        return
+    now = [text]
+    done = threading.Event()
+
+    def speak() -> None:
+        wait = PATIENCE
+        while not done.wait(wait):
+            console.print(f"{now[0]} ...", **PLAIN)
+            wait = HEARTBEAT
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield lambda text: now.__setitem__(0, text)
+    finally:
+        done.set()
+        speaker.join()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, Names, make_console, option
+from opentta.cli.console import PLAIN, Names, make_console, option, working
 
 if TYPE_CHECKING:
     from opentta.datasets.checking import Finding
@@ -49,18 +49,18 @@ class Data:
         from opentta.datasets.catalog import DATASETS
         from opentta.datasets.checking import check
 
-        console, progress = make_console(), make_console(stderr=True)
+        console = make_console()
         names: Sequence[str] | None = self.datasets or None
         if names and "all" in names:
             names = [name for name, entry in DATASETS.items() if entry.folder]
-        with progress.status("looking") as status:
+        with working("looking") as say:
             findings = check(
                 self.root,
                 names,
                 full=self.full,
                 severity=self.severity,
                 workers=self.workers or max(int(processors()), 1),
-                progress=lambda name, done, total: status.update(f"{name}: {done:,} of {total:,}"),
+                progress=lambda name, done, total: say(f"{name}: {done:,} of {total:,}"),
             )
         _print_findings(console, self.root, findings, self.full)
         return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from opentta.cli.console import make_console, option
+from opentta.cli.console import make_console, option, working
 from opentta.cli.running import RESULTS
 
 if TYPE_CHECKING:
@@ -39,12 +39,16 @@ class Doctor:
 
     def run(self) -> int:
         """Look, and print one table."""
-        from opentta.bench.doctor.examine import examine
-
         console = make_console()
-        with make_console(stderr=True).status("looking"):
+        with working("looking") as say:
+            from opentta.bench.doctor.examine import examine
+
             checks = examine(
-                self.results, self.data_root, weights=self.weights, backbone=self.backbone
+                self.results,
+                self.data_root,
+                weights=self.weights,
+                backbone=self.backbone,
+                progress=lambda section: say(f"looking at {section}"),
             )
         console.print(make_table(checks, console.encoding))
         problems = sum(check.state == "problem" for check in checks)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console, option
+from opentta.cli.console import PLAIN, make_console, option, working
 from opentta.errors import PluginError
 
 
@@ -29,7 +29,8 @@ class Methods:
         from opentta import registry
 
         console = make_console()
-        classes = [registry.method(name) for name in self.names] or _all()
+        with working("loading the methods"):
+            classes = [registry.method(name) for name in self.names] or _all()
         if self.bibtex:
             entries = dict.fromkeys(cls.bibtex for cls in classes if cls.bibtex)
             console.print("\n\n".join(entries), **PLAIN)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, make_console, option
+from opentta.cli.console import PLAIN, make_console, option, working
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Report:
         from opentta.report.tables.terminal import print_table
         from opentta.report.write import check_folder, write_report
 
-        console, say = make_console(), make_console(stderr=True)
+        console = make_console()
         folder = self.out or self.results / "report"
         check_folder(folder)
-        with say.status("reading") as status:
+        with working("reading") as say:
             study = load_study(self.results)
             if self.only in ("all", "tables"):
                 for section in study.sections:
@@ -48,7 +48,7 @@ class Report:
                 study,
                 folder,
                 only=None if self.only == "all" else self.only,
-                progress=lambda name: status.update(f"writing {name}"),
+                progress=lambda name: say(f"writing {name}"),
             )
         console.print(f"{len(files)} files in {folder}", **PLAIN)
         for path in files:

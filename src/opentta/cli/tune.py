@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from opentta.cli.console import PLAIN, Names, Numbers, make_console, option
+from opentta.cli.console import PLAIN, Names, Numbers, make_console, option, working
 from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opentta.adapter.method import Stage
     from opentta.bench.plan.cells import Cell
+    from opentta.bench.plan.preset import Preset
     from opentta.bench.store.places import Place
     from opentta.bench.store.results import Record
     from opentta.bench.tune import Tuned
@@ -67,26 +70,17 @@ class Tune(Running):
 
     def run(self) -> int:
         """Search, print the ranking, write the preset."""
+        out = self.out or Path(f"{Path(self.base).stem}-{self.method}.toml")
+        if out.exists():
+            raise ConfigError(f"{out} is there already; remove it, or choose another with --out")
+        with working("planning") as tell:
+            preset, stages = self.plan(tell)
         from opentta.bench.plan.expand import expand
         from opentta.bench.run.start import preflight
         from opentta.bench.store.plans import Plan, add_plan
         from opentta.bench.store.results import Store
-        from opentta.bench.tune import parse_grid, stages_of, tune, tune_preset, write_tuned
+        from opentta.bench.tune import tune, write_tuned
 
-        out = self.out or Path(f"{Path(self.base).stem}-{self.method}.toml")
-        if out.exists():
-            raise ConfigError(f"{out} is there already; remove it, or choose another with --out")
-        preset = tune_preset(
-            self.method,
-            self.base,
-            id=self.id,
-            ood=self.ood,
-            corruptions=self.corruptions,
-            severities=self.severities or None,
-            seeds=self.seeds or None,
-            backbone=self.backbone,
-        )
-        stages = stages_of(self.method, parse_grid(self.grid) if self.grid else None)
         store = Store(self.results)
         store.check_writable()
         asked: dict[str, Any] = {
@@ -98,8 +92,9 @@ class Tune(Running):
             "limit": self.limit,
         }
         # before any download: the streams are the same at every point
-        cells = expand(preset, **asked, download=False)
-        preflight(cells, self.where(), look=self.engine == "local")
+        with working("checking data and weights"):
+            cells = expand(preset, **asked, download=False)
+            preflight(cells, self.where(), look=self.engine == "local")
         places: list[Place] = []
         failed = 0
 
@@ -121,6 +116,30 @@ class Tune(Running):
             **PLAIN,
         )
         return SOME_FAILED if failed else 0
+
+    def plan(self, tell: Callable[[str], None]) -> tuple[Preset, Sequence[Stage]]:
+        """The streams and the grid; folders of one's own are examined, and ``tell`` hears of it."""
+        from opentta.bench.plan.presets import load_preset
+        from opentta.bench.tune import parse_grid, stages_of, tune_preset
+
+        stages = stages_of(self.method, parse_grid(self.grid) if self.grid else None)
+        base = load_preset(
+            self.base,
+            model=self.backbone,
+            weights=self.weights,
+            progress=lambda name, done, total: tell(f"looking at {name}: {done:,} of {total:,}"),
+        )
+        preset = tune_preset(
+            self.method,
+            base,
+            id=self.id,
+            ood=self.ood,
+            corruptions=self.corruptions,
+            severities=self.severities or None,
+            seeds=self.seeds or None,
+            backbone=self.backbone,
+        )
+        return preset, stages
 
 
 def _print_trials(found: Tuned) -> None:

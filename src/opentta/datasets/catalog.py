@@ -16,8 +16,9 @@ from opentta.datasets.embedded import Kind, embedded_set
 from opentta.datasets.folders import CorruptionFolders, ood_folder
 from opentta.datasets.imagenet import imagenet_a, imagenet_c, imagenet_folder, imagenet_r
 from opentta.datasets.lists import listed_images, visda2021
+from opentta.datasets.own import own_images
 from opentta.datasets.sets import ImagePool, ImageSet
-from opentta.datasets.spec import Share, StreamSpec
+from opentta.datasets.spec import OwnSet, Share, StreamSpec
 from opentta.errors import DataError, unknown
 
 if TYPE_CHECKING:
@@ -182,7 +183,10 @@ def _made(entry: CatalogEntry, stored: ImagePool | None, root: Path | str) -> Im
 
 
 def open_share(share: Share, root: Path | str) -> ImagePool:
-    """The data set that a share names: of this catalog, or declared by a preset with a list."""
+    """The data set that a share names: of this catalog, or a preset's own, by list or folder."""
+    if isinstance(share.listed, OwnSet):
+        own = own_images(share.listed)
+        return OnTheFly(own, rename=share.name if own.kind == "ood" else "")
     if share.listed is None:
         if share.list_sha256:
             raise DataError(
@@ -206,7 +210,8 @@ def open_stream(
 ) -> Stream:
     """The stream of a spec whose sets are found below ``root``, or declared by a preset.
 
-    An OOD set stays clean under a corruption unless its name ends in ``-c``.
+    An OOD set stays clean under a corruption unless its name ends in ``-c``, or it is a folder of
+    the user's.
     """
     from opentta.datasets.stream import Stream  # imports torch, which a check does without
 

@@ -30,6 +30,25 @@ class ListedSet:
 
 
 @dataclass(frozen=True)
+class OwnSet:
+    """A data set that is a folder of the user's, as it was when it was examined."""
+
+    name: str
+    role: Literal["id", "ood"]
+    folder: str
+    sha256: str  # of its images: paths, contents and labels, and the classes that are answered
+    listing: str  # of paths and sizes: tells a folder that has changed since
+    images: int
+    classes: tuple[tuple[str, int], ...] = ()  # folder -> class of the head; none: no labels
+    names: tuple[str, ...] = ()  # of all classes that are answered, in order, where all have one
+    class_indices: tuple[int, ...] | None = None  # of the head; None: all of it answers
+
+
+DeclaredSet = ListedSet | OwnSet
+"""A data set of a preset's own."""
+
+
+@dataclass(frozen=True)
 class Share:
     """How much of a data set takes part: all of it, ``count`` images, or a ratio to the ID images.
 
@@ -47,8 +66,8 @@ class Share:
     # all of a set that has fewer than count; not described, as what a folder holds is not: what
     # was found is stored with the result
     at_most: bool = field(default=False, compare=False)
-    list_sha256: str = ""  # of the list of a declared set: another list is another stream
-    listed: ListedSet | None = field(default=None, compare=False)  # where list and images lie
+    list_sha256: str = ""  # of a declared set: another list, or other images, is another stream
+    listed: DeclaredSet | None = field(default=None, compare=False)  # where the images lie
     repeat: bool = False  # images come again where the set has fewer than are wanted
 
     def __post_init__(self) -> None:

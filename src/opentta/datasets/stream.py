@@ -26,6 +26,7 @@ from opentta.datasets.orders import Draw, Indices, arrange
 from opentta.datasets.sets import ImagePool, ImageSet, Labels
 from opentta.datasets.spec import Segment, Share, StreamSpec
 from opentta.errors import ConfigError, DataError, UnreadableImageError
+from opentta.labels import UNLABELLED
 from opentta.types import Batch
 
 
@@ -116,6 +117,11 @@ class Stream:
     def class_indices(self) -> tuple[int, ...] | None:
         """ImageNet indices of the classes, for a set that has only some of them (R, A)."""
         return self._samples_of(0).sets[0].class_indices
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether nobody has said the classes of the known images."""
+        return bool((self._samples_of(0).labels == UNLABELLED).any())
 
     def __len__(self) -> int:
         """Batches of the whole stream."""

@@ -1,8 +1,9 @@
 """Measures of known and unknown samples: pure functions on arrays, numpy alone.
 
 One convention everywhere. ``label`` (N,) is a class number for an ID sample and negative for an
-OOD sample. ``score`` (N,) is an OOD score: higher is more out-of-distribution, +inf is the most,
-and NaN counts as +inf, because a method that has no answer has not recognised the sample.
+OOD sample, but for ``UNLABELLED``: an ID sample whose class nobody has said, so that measures of
+right answers are NaN. ``score`` (N,) is an OOD score: higher is more out-of-distribution, +inf is
+the most, and NaN counts as +inf, because a method that has no answer has not recognised the sample.
 ``predicted`` (N,) is a class number, negative where the logits held a NaN: always wrong. Results
 are shares in [0, 1]. A measure of samples that are not there (no ID, or no OOD) is NaN; nothing
 here raises or warns for it.
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opentta.errors import ConfigError, ShapeError
+from opentta.labels import UNLABELLED
 
 Array = npt.NDArray[Any]
 BINS = 15
@@ -114,13 +116,30 @@ def acceptance(
     labels, scores = _columns(label=label, score=score)
     thresholds, level = np.unique(ranked(scores), return_inverse=True)
     right = np.zeros(len(labels), bool) if predicted is None else correct(labels, predicted)
-    known = labels >= 0
+    known = is_known(labels)
 
     def passing(mask: Array) -> Array:
         counts = np.bincount(level[mask], minlength=len(thresholds))
         return np.concatenate([[0], counts.cumsum()]).astype(np.int64)
 
     return Acceptance(thresholds, passing(known), passing(~known), passing(right))
+
+
+def is_known(label: npt.ArrayLike) -> Array:
+    """Which samples are ID, labelled or not: (N,) bool.
+
+    Example:
+        >>> is_known([3, -1, UNLABELLED]).tolist()
+        [True, False, True]
+    """
+    labels = np.asarray(label)
+    known: Array = (labels >= 0) | (labels == UNLABELLED)
+    return known
+
+
+def is_labelled(label: npt.ArrayLike) -> bool:
+    """Whether the class of every ID sample is known."""
+    return not bool((np.asarray(label) == UNLABELLED).any())
 
 
 def ranked(score: npt.ArrayLike) -> Array:
@@ -154,8 +173,10 @@ def accuracy(label: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
         0.6666666666666666
     """
     labels, classes = _columns(label=label, predicted=predicted)
-    known = int((labels >= 0).sum())
-    return int(correct(labels, classes).sum()) / known if known else math.nan
+    known = int(is_known(labels).sum())
+    if not (known and is_labelled(labels)):
+        return math.nan
+    return int(correct(labels, classes).sum()) / known
 
 
 def auroc(label: npt.ArrayLike, score: npt.ArrayLike) -> float:
@@ -217,7 +238,7 @@ def oscr(label: npt.ArrayLike, score: npt.ArrayLike, predicted: npt.ArrayLike) -
         >>> oscr([0, 1, -1], [0.1, 0.2, 0.3], predicted=[0, 0, 0])
         0.5
     """
-    return acceptance(label, score, predicted).oscr()
+    return acceptance(label, score, predicted).oscr() if is_labelled(label) else math.nan
 
 
 def ece(
@@ -234,8 +255,8 @@ def ece(
     """
     labels, classes, stated = _columns(label=label, predicted=predicted, confidence=confidence)
     stated = stated.astype(np.float64)
-    counted = (labels >= 0) & ~np.isnan(stated)
-    if not counted.any():
+    counted = is_known(labels) & ~np.isnan(stated)
+    if not (counted.any() and is_labelled(labels)):
         return math.nan
     stated, right = np.clip(stated[counted], 0, 1), correct(labels, classes)[counted]
     bin_of = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], stated, side="left")  # (N,)
@@ -281,7 +302,8 @@ def after_rejection(
         {'false_rejection': 0.33, 'true_rejection': 0.5, 'all_acc': 0.4, 'accepted_acc': 0.67}
     """
     labels, classes, column = _columns(label=label, predicted=predicted, rejected=rejected)
-    lost, known, right = column.astype(bool), labels >= 0, correct(labels, classes)
+    lost, known, right = column.astype(bool), is_known(labels), correct(labels, classes)
+    whole = np.full(len(labels), is_labelled(labels))  # else nothing can be said of right answers
 
     def share(which: Array, among: Array) -> float:
         return float(which[among].mean()) if among.any() else math.nan
@@ -289,8 +311,8 @@ def after_rejection(
     return {
         "false_rejection": share(lost, known),
         "true_rejection": share(lost, ~known),
-        "all_acc": share(right, np.ones_like(known)),
-        "accepted_acc": share(right, ~lost),
+        "all_acc": share(right, whole),
+        "accepted_acc": share(right, ~lost & whole),
     }
 
 

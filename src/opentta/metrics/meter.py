@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from opentta.errors import ConfigError, DataError, ShapeError
+from opentta.labels import UNKNOWN, UNLABELLED
 from opentta.metrics.measures import Array
 from opentta.metrics.samples import Samples
 from opentta.metrics.summary import averaged, headline, summarize
-from opentta.types import UNKNOWN, Prediction
+from opentta.types import Prediction
 
 Names = str | Sequence[str]
 GRID = "ood_score_by_alpha"
@@ -37,7 +38,8 @@ class Meter:
     """Accumulates a stream's predictions and labels, and measures them.
 
     Tensors stay where they are and are brought over together, every ``every`` batches: a step on
-    a GPU is not held up by the meter. A negative label is an OOD sample's; one beyond the logits
+    a GPU is not held up by the meter. A negative label is an OOD sample's, but for
+    ``UNLABELLED``; one beyond the logits
     is an error when the values are looked at, as no answer to it could be right.
 
     Example:
@@ -108,7 +110,8 @@ class Meter:
         logits = logits.float()
         waiting = self._waiting
         waiting.classes = min(waiting.classes, logits.shape[1])
-        waiting.add("label", torch.where(labels >= 0, labels, UNKNOWN))
+        of_known = (labels >= 0) | (labels == UNLABELLED)
+        waiting.add("label", torch.where(of_known, labels, UNKNOWN))
         waiting.add("index", index.clone())
         waiting.add("predicted", torch.where(broken, UNKNOWN, prediction.labels))
         waiting.add("ood_score", score.clone())  # a captured graph writes its outputs again

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opentta.errors import DataError, ShapeError, unknown
+from opentta.metrics.measures import is_known
 
 Array = npt.NDArray[Any]
 _SAMPLE_COLUMNS = (
@@ -23,6 +24,7 @@ _SAMPLE_COLUMNS = (
     "origin",
     "score_grid",
     "rejected",
+    "by_source",
 )
 
 
@@ -53,6 +55,7 @@ class Samples:
     score_grid: Array | None = None  # (N, 11) OOD score at alpha = 0, 0.1, ... 1
     resets: Array | None = None  # (R,) steps at which the method reset itself
     rejected: Array | None = None  # (N,) bool, where the adapter was calibrated
+    by_source: Array | None = None  # (N,) class that the source gives, where labels are missing
 
     def __post_init__(self) -> None:
         for name in _SAMPLE_COLUMNS:
@@ -70,8 +73,7 @@ class Samples:
     @property
     def known(self) -> Array:
         """Which samples are ID: (N,) bool."""
-        mask: Array = self.label >= 0
-        return mask
+        return is_known(self.label)
 
     def take(self, rows: slice | Array) -> Samples:
         """The samples of a slice, of a mask (N,) or of indices, in their order."""

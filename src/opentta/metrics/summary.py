@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from opentta.metrics.measures import (
     acceptance,
     accuracy,
@@ -13,6 +15,7 @@ from opentta.metrics.measures import (
     auroc,
     ece,
     hscore,
+    is_labelled,
 )
 from opentta.metrics.samples import Samples
 from opentta.metrics.windows import PAPER_WINDOW, ends, last_third
@@ -24,7 +27,9 @@ SHARES = ("acc", "auroc", "h", "fpr95", "aupr_id", "aupr_ood", "oscr", "ece")
 def score(samples: Samples) -> dict[str, float]:
     """Every measure over the given samples together: ``SHARES``, and the counts of ID and OOD.
 
-    Of a calibrated adapter also the measures of ``after_rejection``.
+    Of a calibrated adapter also the measures of ``after_rejection``; of samples without labels, for
+    which the source was asked, also ``agreement``: the share of the ID samples that get the class
+    that the source gives, and ``confidence``: their mean largest probability.
 
     Example:
         >>> import numpy as np
@@ -37,9 +42,11 @@ def score(samples: Samples) -> dict[str, float]:
     """
     ranking = acceptance(samples.label, samples.ood_score, samples.predicted)
     acc = accuracy(samples.label, samples.predicted)
-    decided = {}
+    beside = {}
     if samples.rejected is not None:
-        decided = after_rejection(samples.label, samples.predicted, samples.rejected)
+        beside = after_rejection(samples.label, samples.predicted, samples.rejected)
+    if samples.by_source is not None:
+        beside |= _without_labels(samples)
     return {
         "acc": acc,
         "auroc": ranking.auroc(),
@@ -47,11 +54,22 @@ def score(samples: Samples) -> dict[str, float]:
         "fpr95": ranking.fpr(),
         "aupr_id": ranking.aupr("id"),
         "aupr_ood": ranking.aupr("ood"),
-        "oscr": ranking.oscr(),
+        "oscr": ranking.oscr() if is_labelled(samples.label) else math.nan,
         "ece": ece(samples.label, samples.predicted, samples.confidence),
         "id": int(ranking.known[-1]),
         "ood": int(ranking.unknown[-1]),
-        **decided,
+        **beside,
+    }
+
+
+def _without_labels(samples: Samples) -> dict[str, float]:
+    known = samples.take(samples.known)
+    if known.by_source is None or not len(known):
+        return {"agreement": math.nan, "confidence": math.nan}
+    stated = known.confidence[~np.isnan(known.confidence)].astype(np.float64)
+    return {
+        "agreement": float((known.predicted == known.by_source).mean()),
+        "confidence": float(stated.mean()) if len(stated) else math.nan,
     }
 
 

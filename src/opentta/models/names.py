@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -67,23 +68,38 @@ def names_of(
 
 def _from_timm(model: nn.Module, classes: int) -> tuple[str, ...] | None:
     config = getattr(model, "pretrained_cfg", None)
-    if not isinstance(config, Mapping) or config.get("num_classes") != classes:
+    found = synonyms_of(config, classes) if isinstance(config, Mapping) else None
+    return None if found is None else tuple(names[0] for names in found)
+
+
+def synonyms_of(config: Mapping[str, Any], classes: int) -> tuple[tuple[str, ...], ...] | None:
+    """All names of each class of a timm model, by its config; None where nobody said them.
+
+    ImageNet's have the synonyms of their WordNet synset, the most usual first, and the synset's id.
+
+    Example:
+        >>> config = {"num_classes": 1000, "tag": "augreg_in21k_ft_in1k"}
+        >>> synonyms_of(config, 1000)[162], synonyms_of(config, 5)
+        (('beagle', 'n02088364'), None)
+    """
+    if config.get("num_classes") != classes:
         return None
     labels = _listed(config.get("label_names"))
     if labels is not None and len(labels) == classes:
         described = config.get("label_descriptions") or {}
-        return tuple(described.get(label, label) for label in labels)
+        return tuple(tuple(dict.fromkeys((described.get(x, x), x))) for x in labels)
     tag = re.search(r"(?:^|_)(in\d+k)(?:_\d+)?$", config.get("tag") or "")
     known = tag is not None and classes in IMAGENET.get(tag[1], ())
     return _imagenet(classes) if known else None
 
 
 @cache  # timm reads three files for it
-def _imagenet(classes: int) -> tuple[str, ...]:
+def _imagenet(classes: int) -> tuple[tuple[str, ...], ...]:
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     info = ImageNetInfo(infer_imagenet_subset({"num_classes": classes}))
-    return tuple(text.split(", ")[0] for text in info.label_descriptions())
+    described = zip(info.label_descriptions(), info.label_names(), strict=True)
+    return tuple((*text.split(", "), synset) for text, synset in described)
 
 
 def _from_hugging_face(model: nn.Module, classes: int) -> tuple[str, ...] | None:

@@ -270,12 +270,35 @@ def test_swept_settings_are_rows_of_their_own(tmp_path):
 
 
 def test_an_undefined_measure_is_not_a_number_and_not_zero(tmp_path):
+    chosen = places(rows=("source",), oods=("textures",), seeds=(1,))
+    metrics = {"acc": 0.5, "auroc": math.nan, "h": math.nan}
+    store = write_records(tmp_path / "s", [record_of(p, metrics=metrics) for p in chosen])
+    table = table_of(store)
+    assert cell(table, "source", "acc", "textures").text == "50.0"
+    assert cell(table, "source", "h", "textures").text == "n/a"
+
+
+def test_without_unknown_images_the_table_has_no_column_that_needs_some(tmp_path):
     chosen = places(rows=("source",), oods=("",), seeds=(1,))
     metrics = {"acc": 0.5, "auroc": math.nan, "h": math.nan}
     store = write_records(tmp_path / "s", [record_of(p, metrics=metrics) for p in chosen])
     table = table_of(store)
     assert cell(table, "source", "acc", "no OOD set").text == "50.0"
-    assert cell(table, "source", "h", "no OOD set").text == "n/a"
+    assert [heading.measure for heading in table.headings] == ["acc", "cost", "memory"]
+
+
+def test_without_labels_nothing_is_said_of_right_answers_and_no_agreement_is_best(tmp_path):
+    chosen = places(rows=("source", "tent"), oods=("textures",), seeds=(1,))
+    metrics = {"acc": math.nan, "h": math.nan, "auroc": 0.75, "fpr95": 0.5}
+    metrics |= {"agreement": 0.875, "confidence": 0.5}
+    asked = {"preset": "flat", "paper": "", "kind": "unlabelled"}
+    store = make_store(tmp_path / "s", chosen, **asked, missing=lambda place: True)
+    write_records(store, [record_of(place, metrics=metrics) for place in chosen])
+    table = table_of(store, "flat")
+    measures = ["agreement", "confidence", "auroc", "fpr95", "cost", "memory"]
+    assert [heading.measure for heading in table.headings] == measures
+    agreement = cell(table, "tent", "agreement", "textures")
+    assert agreement.text == "87.5" and not agreement.best
 
 
 def test_times_stand_beside_the_papers_minutes(tmp_path):

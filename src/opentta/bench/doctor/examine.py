@@ -31,8 +31,11 @@ def examine(
     *,
     weights: Path | str | None = None,
     backbone: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> list[Check]:
     """Look at software, machine, backbone, methods, data and output: one check per line.
+
+    ``progress`` hears which of these is looked at.
 
     Example:
         >>> checks = examine(results="results")
@@ -51,6 +54,8 @@ def examine(
     }
     checks = []
     for name, look in sections.items():
+        if progress is not None:
+            progress(name)
         try:
             checks += look()
         except Exception as error:  # a broken installation may raise anything: say it, go on

@@ -13,6 +13,7 @@ from opentta import registry
 from opentta.bench.plan.backbones import full_name, size_of, stream_preprocessing
 from opentta.bench.plan.cells import Cell, Reject
 from opentta.bench.plan.checks import named
+from opentta.bench.plan.own import check_enough
 from opentta.bench.plan.preset import JOIN, Grid, Preset, check_grid
 from opentta.bench.plan.shapes import Shape, StreamSettings
 from opentta.bench.plan.weights import find_weights
@@ -20,11 +21,11 @@ from opentta.bench.store.files import plain
 from opentta.bench.store.places import CLEAN, DRAW, SHAPE
 from opentta.config import Policy, make_config
 from opentta.datasets.draws import ClassDraw
-from opentta.datasets.spec import Segment, Share, StreamSpec, mixed, separate
+from opentta.datasets.spec import OwnSet, Segment, Share, StreamSpec, mixed, separate
 from opentta.errors import ConfigError, unknown
 
 AS_PUBLISHED = ("imagenet-r", "imagenet-a", "visda-2021")
-"""ID sets whose shift is their own: corrupting them would make another data set."""
+"""Published ID sets whose shift is their own: corrupting them would make another data set."""
 
 Fields = Mapping[str, Mapping[str, Any]]
 _POLICY = {field.name for field in dataclasses.fields(Policy)}
@@ -91,6 +92,9 @@ def expand(
     grid = replace(preset.grid, **{key: tuple(value) for key, value in changes.items()})
     check_grid(grid, "as asked for" if changes else preset.file or preset.name, preset.datasets)
     _complete(preset, grid, asked=corruptions is not None or severities is not None)
+    if preset.data is not None:
+        check_enough(preset, batch_size or preset.stream.batch_size)
+        weights = weights or (Path(preset.data.weights) if preset.data.weights else None)
     if weights is not None and len(grid.backbones) > 1:
         raise ConfigError(
             f"expected one backbone for the weights {weights}, but {preset.name} has "
@@ -124,8 +128,9 @@ def expand(
     cells = []
     for seed, name, known, (way, stream, words) in product(grid.seeds, names, grid.id, shapes):
         unknowns = grid.ood[:1] if stream.unknown == 0 else grid.ood  # none: one stream for all
-        for domains, oods in product(_domains(known, grid, way), unknowns):
-            first, *others = _shares(preset, stream, known, oods.split(JOIN), limit)
+        for domains, oods in product(_domains(preset, known, grid, way), unknowns or ("",)):
+            parts = oods.split(JOIN) if oods else []
+            first, *others = _shares(preset, stream, known, parts, limit)
             specs = [
                 StreamSpec(
                     first,
@@ -170,11 +175,13 @@ def _given(**values: Any) -> dict[str, Any]:
 def _complete(preset: Preset, grid: Grid, *, asked: bool) -> None:
     """Every list that cells are made of has something in it."""
     for key in ("methods", "backbones", "id", "ood", "seeds"):
+        if key == "ood" and preset.data is not None:
+            continue
         if not getattr(grid, key):
             raise ConfigError(
                 f"{preset.file or preset.name}: expected at least one entry in [grid] {key}"
             )
-    corruptible = [id for id in grid.id if id not in AS_PUBLISHED]
+    corruptible = [id for id in grid.id if not is_as_published(preset, id)]
     if corruptible and not (grid.corruptions and grid.severities):
         raise ConfigError(
             f"expected corruptions and severities for {corruptible[0]}; for clean images write "
@@ -243,7 +250,7 @@ def _reject(preset: Preset, grid: Grid) -> Reject | None:
         return None
     known = preset.reject.known
     drawn_from = (*grid.id, *(part for ood in grid.ood for part in ood.split(JOIN)))
-    for name in drawn_from:
+    for name in drawn_from if preset.data is None else ():
         if name.removesuffix("-c") == known.removesuffix("-c"):  # corrupted, but the same images
             raise ConfigError(
                 f"{preset.file or preset.name}: [reject] known: expected images that no stream "
@@ -259,23 +266,28 @@ def _words(name: str, shape: Shape, stream: StreamSettings) -> dict[str, Any]:
     return words | ({DRAW: stream.draw.number} if shape.draws > 1 else {})
 
 
-def _domains(id: str, grid: Grid, way: str) -> list[list[tuple[Segment, ...]]]:
+def is_as_published(preset: Preset, id: str) -> bool:
+    """Whether an ID set cannot be corrupted; a folder of that name can."""
+    return id in AS_PUBLISHED and id not in preset.sets
+
+
+def _domains(preset: Preset, id: str, grid: Grid, way: str) -> list[list[tuple[Segment, ...]]]:
     """For each severity the stretches of its streams, clean ones before all.
 
     ``way`` is that of ``Shape.corruptions``: a stream each, or all fifteen in one.
     """
     if way != "each":
-        if id in AS_PUBLISHED:
+        if is_as_published(preset, id):
             raise ConfigError(
                 f'expected an ID set that can be corrupted for corruptions = "{way}", but {id} is '
                 "used as it was published"
             )
         join = separate if way == "row" else mixed
         return [[join(severity=severity)] for severity in grid.severities]
-    if id in AS_PUBLISHED:
+    if is_as_published(preset, id):
         return [[(Segment(),)]]
     clean: list[list[tuple[Segment, ...]]] = [[(Segment(),)]] if CLEAN in grid.corruptions else []
-    if clean and id.endswith("-c"):
+    if clean and id.endswith("-c") and not isinstance(preset.sets.get(id), OwnSet):
         raise ConfigError(
             f"{id} holds corrupted images only; for clean ones take the set it was made from"
         )

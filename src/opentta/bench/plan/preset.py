@@ -17,6 +17,7 @@ from opentta.adapter.calibration import Calibration
 from opentta.bench.paper.tables import paper_tables
 from opentta.bench.plan.backbones import full_name, is_backbone
 from opentta.bench.plan.checks import as_list, as_table, check_known, named
+from opentta.bench.plan.own import DataSettings, parse_data
 from opentta.bench.plan.shapes import Sets, Shape, StreamSettings, parse_shape, parse_stream
 from opentta.bench.store.places import CLEAN
 from opentta.bench.store.plans import KINDS
@@ -24,7 +25,7 @@ from opentta.config import Count, Policy, make_config
 from opentta.datasets.catalog import DATASETS
 from opentta.datasets.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS
 from opentta.datasets.lists import listed_set
-from opentta.datasets.spec import ListedSet, Share
+from opentta.datasets.spec import DeclaredSet, ListedSet, Share
 from opentta.errors import ConfigError, DataError, unknown
 
 JOIN = "+"
@@ -108,7 +109,8 @@ class Preset:
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # field -> values, for all rows
     source: SourceSettings | None = None
     reject: RejectSettings | None = None
-    sets: dict[str, ListedSet] = field(default_factory=dict)  # data sets that the file declares
+    sets: dict[str, DeclaredSet] = field(default_factory=dict)  # data sets that the file declares
+    data: DataSettings | None = None  # folders of one's own; `with_folders` makes sets of them
     tokens: Literal["all"] | tuple[int, ...] = ()  # layers whose class tokens are kept
     precision: Literal["full", "tf32", "bfloat16"] = "full"
     threads: int = 1
@@ -218,6 +220,8 @@ def parse(raw: Mapping[str, Any], *, name: str, file: str) -> Preset:
         values["source"] = source
     if "reject" in values:
         values["reject"] = _reject(values["reject"], f"{file}: [reject]", sets)
+    if "data" in values:
+        values["data"] = parse_data(values["data"], f"{file}: [data]")
     preset = make_config(Preset, values, what=file)
     check_known("kind", preset.kind, KINDS, file)
     if preset.paper:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from opentta.bench.plan.backbones import remarks
 from opentta.bench.plan.cells import Cell
+from opentta.bench.plan.checks import named
 from opentta.bench.plan.expand import expand
+from opentta.bench.plan.own import BASE, beside, with_folders
 from opentta.bench.plan.preset import Preset, parse, read_toml
 from opentta.bench.store.places import SHAPE
 from opentta.bench.store.plans import Plan
+from opentta.datasets.own import Progress
 from opentta.errors import ConfigError, DataError, unknown
 
 __all__ = ["FOLDER", "Preset", "expand", "load_preset", "plan_of", "presets"]
@@ -33,8 +37,19 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda n: _ORDER.index(n) if n in _ORDER else len(_ORDER)))
 
 
-def load_preset(name: str | Path) -> Preset:
+def load_preset(
+    name: str | Path,
+    *,
+    data: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    weights: Path | None = None,
+    progress: Progress | None = None,
+) -> Preset:
     """A preset of the library by its name, or a TOML file by its path.
+
+    ``data``, ``model`` and ``weights`` replace keys of its ``[data]``: folders of one's own, which
+    are examined here, image by image, while ``progress`` hears of it. Of a preset without, model
+    and weights are left to ``expand``.
 
     Example:
         >>> load_preset("table4").stream.batch_size
@@ -44,7 +59,23 @@ def load_preset(name: str | Path) -> Preset:
         opentta.errors.UnknownNameError: unknown preset 'tabel1': did you mean 'table1'...
     """
     path = _find(str(name), Path())
-    return parse(_merged(path, ()), name=path.stem, file=_shown(path))
+    raw = _merged(path, ())
+    if "data" not in raw:
+        if data:
+            raise ConfigError(
+                f"expected a preset for folders of one's own, but {_shown(path)} has no [data]; "
+                f'leave the preset out, or write extends = "{BASE}" in a file of your own'
+            )
+        return parse(raw, name=path.stem, file=_shown(path))
+    given = {"model": model, "weights": None if weights is None else str(weights)}
+    changes = {**(data or {}), **{key: value for key, value in given.items() if value is not None}}
+    preset = parse(_over(raw, {"data": changes}), name=path.stem, file=_shown(path))
+    if path.stem != BASE:
+        with named(f"{_shown(path)}: [data]"):
+            return with_folders(preset, progress)
+    preset = with_folders(replace(preset, file=""), progress)
+    taken = preset.grid.id[0] in presets()
+    return replace(preset, name="own-" * taken + preset.grid.id[0])
 
 
 def plan_of(preset: Preset, cells: Sequence[Cell], command: str) -> Plan:
@@ -74,6 +105,11 @@ def _find(name: str, beside: Path) -> Path:
     own = FOLDER / f"{name}.toml"
     if "/" not in name and own.is_file():
         return own
+    if Path(name).is_dir():
+        raise ConfigError(
+            f"expected a preset, but {name} is a folder; for a benchmark on the images in it write "
+            f"--known {name}"
+        )
     if not name.endswith(".toml"):
         raise unknown("preset", name, [*presets(), "or the path of a .toml file"])
     path = beside / name
@@ -91,6 +127,8 @@ def _merged(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     for declared in _tables(raw.get("sets")):  # a list lies beside the file that names it
         if isinstance(declared.get("list"), str):
             declared["list"] = str(path.parent / declared["list"])
+    if isinstance(raw.get("data"), dict):
+        raw["data"] = beside(raw["data"], path.parent)
     below: dict[str, Any] = {}
     if "extends" in raw:
         if path.resolve() in seen:
@@ -125,6 +163,8 @@ def _notes(preset: Preset, cells: Sequence[Cell]) -> list[str]:
     """Of the backbone, and of everything in which the cells depart from the preset."""
     notes: dict[str, None] = {}
     for name, used in dict.fromkeys((c.weights.name, c.stream.preprocessing.name) for c in cells):
+        if preset.data is not None:  # nobody compares these with the paper's
+            continue
         asked = [n for n in preset.grid.backbones if name.partition(".")[0] == n]  # without its tag
         notes |= dict.fromkeys(remarks(asked[0] if asked else name, used))
     for cell in cells:

@@ -11,10 +11,10 @@ from opentta.config import Count, make_config
 from opentta.datasets.catalog import CatalogEntry
 from opentta.datasets.draws import ClassDraw
 from opentta.datasets.orders import Order
-from opentta.datasets.spec import PICKS, ListedSet, Share
+from opentta.datasets.spec import PICKS, DeclaredSet, Share
 from opentta.errors import ConfigError
 
-Sets = Mapping[str, CatalogEntry | ListedSet]
+Sets = Mapping[str, CatalogEntry | DeclaredSet]
 
 
 @dataclass(frozen=True)

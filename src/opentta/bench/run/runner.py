@@ -10,6 +10,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from opentta.adapter.base import Adapter
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.weights import load_model
@@ -71,6 +75,30 @@ class Tally:
     done: int = 0
     skipped: int = 0  # stored already, or by another command meanwhile
     failed: int = 0
+
+
+class SourceAnswers:
+    """What the model without adaptation answers to each image: all there is to compare with where
+    there are no labels.
+    """
+
+    def __init__(self, cell: Cell, stream: Stream, where: Where) -> None:
+        frozen = replace(cell, method="source", fields={}, policy={})
+        model = load_model(cell.weights, device=cell.device)
+        self._adapter = make_adapter(frozen, model, stream, where)
+        self._answers: list[Tensor] = []
+
+    def add(self, batch: Batch) -> None:
+        """A batch that the method has answered."""
+        images = batch.images.to(self._adapter.backbone.device)
+        self._answers.append(self._adapter.predict(images).labels)
+
+    def column(self) -> Array:
+        """(N,) classes, in the order of arrival."""
+        if not self._answers:
+            return np.empty(0, dtype=np.int64)
+        column: Array = torch.cat(self._answers).cpu().numpy()
+        return column
 
 
 def run_stream(
@@ -145,8 +173,16 @@ def run_stream(
     return Walk(len(sizes), sum(sizes), time.perf_counter() - begin, waiting, each)
 
 
-def run_cell(cell: Cell, where: Where, watch: Watch | None = None) -> Outcome:
+def run_cell(
+    cell: Cell,
+    where: Where,
+    watch: Watch | None = None,
+    *,
+    serve: Callable[[Adapter], None] | None = None,
+) -> Outcome:
     """Run one cell. Whatever goes wrong in it becomes a failed record with the reason.
+
+    ``serve`` is given the adapter as it is after the stream.
 
     The numbers depend on the cell and the kind of machine alone: threads and seeds are set here,
     and put back as they were where that is possible.
@@ -155,7 +191,7 @@ def run_cell(cell: Cell, where: Where, watch: Watch | None = None) -> Outcome:
     full = False
     try:
         with repeatable(cell):
-            outcome = _run(cell, where, watch, started)
+            outcome = _run(cell, where, watch, started, serve)
     except Exception as error:
         _log.debug("%s failed", cell.title, exc_info=True)
         full = out_of_memory(error)
@@ -207,27 +243,36 @@ def run_cells(
     return Tally(done, skipped, failed)
 
 
-def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome:
+def _run(
+    cell: Cell,
+    where: Where,
+    watch: Watch | None,
+    started: str,
+    serve: Callable[[Adapter], None] | None,
+) -> Outcome:
     device = device_of(cell)
     memory = PeakMemory(device)
     stream = open_stream(cell.stream, where.root, workers=where.workers, cache=where.cache)
     total = len(stream)  # looks at every segment: missing data show now; endless is refused
     model = load_model(cell.weights, device=cell.device)
-    adapter = make_adapter(cell, model, stream, where)
+    adapter = make_adapter(cell, model, stream, where, to_serve=serve is not None)
     if cell.reject is not None:
         calibrate(adapter, cell, cell.reject, stream, where)
     unit = plain_forward(cell, adapter, stream)
     thumbnails = Thumbnails(cell.stream.seed) if cell.thumbnails else None
     tail = Tail() if cell.tokens else None
+    answers = SourceAnswers(cell, stream, where) if stream.unlabelled else None
     meter = Meter()
     walk = run_stream(
         adapter,
         stream,
         meter,
         None if watch is None else _reporter(cell, total, watch),
-        [extra.add for extra in (thumbnails, tail) if extra is not None],
+        [extra.add for extra in (thumbnails, tail, answers) if extra is not None],
     )
     samples = meter.samples()
+    if answers is not None:
+        samples = replace(samples, by_source=answers.column())
     extras: dict[str, Array] = {}
     if thumbnails is not None:
         extras |= thumbnails.arrays(samples, class_names(cell.stream, where.root))
@@ -270,6 +315,8 @@ def _run(cell: Cell, where: Where, watch: Watch | None, started: str) -> Outcome
         by_image=by_image,
         **provenance(cell.device),
     )
+    if serve is not None:
+        serve(adapter)
     if len(samples) == 0:
         raise DataError("expected at least one image that can be read, but none could")
     if broken == len(samples):

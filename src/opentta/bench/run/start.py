@@ -26,11 +26,13 @@ from opentta.bench.plan.cells import Cell, Reject
 from opentta.bench.plan.weights import load_model
 from opentta.bench.run.engine import Where
 from opentta.bench.run.measure import forward_seconds
+from opentta.config import Execution
 from opentta.datasets.catalog import DATASETS, PETS_SOURCE, open_share, open_stream
 from opentta.datasets.sets import ImageSet
-from opentta.datasets.spec import Share, StreamSpec
+from opentta.datasets.spec import OwnSet, Share, StreamSpec
 from opentta.datasets.stream import Stream
 from opentta.errors import ConfigError, DataError, OpenttaError, SourceDataError
+from opentta.labels import UNLABELLED
 
 
 def preflight(cells: Sequence[Cell], where: Where, *, look: bool = True) -> tuple[str, ...]:
@@ -60,6 +62,9 @@ def _missing_sets(cells: Sequence[Cell], where: Where) -> tuple[str, ...]:
     absent = {name for name, share in used.items() if not _is_there(share, where.root)}
     if not absent:
         return ()
+    for name in absent:
+        if isinstance(used[name].listed, OwnSet):
+            raise DataError(_reason(used[name], where.root))
     lacking = [[s.name for s in _shares(cell) if s.name in absent] for cell in cells]
     missing = Counter(name for names in lacking for name in names)  # set -> cells that need it
     if not where.root:
@@ -105,8 +110,15 @@ def device_of(cell: Cell) -> torch.device:
     return torch.device(cell.device)
 
 
-def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> Adapter:
-    """The cell's method around ``model``; what it needs of source data is learned or loaded."""
+def make_adapter(
+    cell: Cell, model: nn.Module, stream: Stream, where: Where, *, to_serve: bool = False
+) -> Adapter:
+    """The cell's method around ``model``; what it needs of source data is learned or loaded.
+
+    ``to_serve``: the adapter will be saved, and labels may come then.
+    """
+    listed = cell.stream.id.listed
+    names = listed.names if isinstance(listed, OwnSet) else ()
     adapter = adapt(
         model,
         cell.method,
@@ -116,7 +128,8 @@ def make_adapter(cell: Cell, model: nn.Module, stream: Stream, where: Where) -> 
         precision="bfloat16" if cell.precision == "bfloat16" else "full",
         graph=where.graph and cell.device == "cuda" and cell.method in registry.BUILT_IN,
         compile=where.compile,
-        keep=0,  # no labels come
+        names=names or None,
+        keep=Execution().keep if to_serve else 0,  # no labels come
         **cell.fields,
         **cell.policy,
     )
@@ -145,7 +158,7 @@ def calibrate(adapter: Adapter, cell: Cell, reject: Reject, stream: Stream, wher
     """Show the adapter the images that are set aside; they must be of the stream's classes."""
     _check_set_aside(cell, where.root)
     images = open_share(reject.known, where.root).at("", 0)
-    labels = set(images.labels.tolist())
+    labels = set(images.labels.tolist()) - {UNLABELLED}
     classes = {images.class_indices[label] if images.class_indices else label for label in labels}
     others = classes.difference(stream.class_indices or range(adapter.backbone.classes))
     if others:
@@ -241,6 +254,8 @@ def _photographs(images: ImageSet) -> set[str]:
 
 def _is_there(share: Share, root: str) -> bool:
     """Whether a set is there: its folder, that of its clean set, or every image of its list."""
+    if isinstance(share.listed, OwnSet):
+        return not _reason(share, root)
     if share.listed is not None:
         return bool(root) and not _reason(share, root)
     names = (share.name, DATASETS[share.name].made_from)

@@ -13,6 +13,7 @@ from torch import Tensor
 from opentta.datasets.catalog import open_share
 from opentta.datasets.spec import StreamSpec
 from opentta.datasets.wnids import wnid_index
+from opentta.metrics.measures import is_known
 from opentta.metrics.samples import Array, Samples
 from opentta.types import Batch
 
@@ -46,7 +47,7 @@ class Thumbnails:
     def add(self, batch: Batch) -> None:
         """A batch that the network was shown."""
         numbers = self._draw.random(len(batch.labels)).tolist()
-        known = (batch.labels >= 0).tolist()
+        known = is_known(batch.labels.numpy()).tolist()
         for i, (number, kind) in enumerate(zip(numbers, known, strict=True)):
             kept = self._kept[kind]
             if len(kept) < self.count or number < kept[-1][0]:

@@ -26,7 +26,7 @@ from opentta.bench.store.places import Place
 from opentta.errors import unknown
 
 FOLDER = "plans"
-KINDS = ("table", "alpha", "lambda", "windows", "tsne", "runtime", "tune", "streams")
+KINDS = ("table", "alpha", "lambda", "windows", "tsne", "runtime", "tune", "streams", "unlabelled")
 """What a preset is for: the figure or table that a report makes of it beside the plain table."""
 
 

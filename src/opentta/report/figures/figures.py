@@ -17,6 +17,7 @@ from opentta.report.figures.tokens import token_figures
 from opentta.report.study.scope import Scope, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.study import Study, slug
+from opentta.report.study.values import UNLABELLED
 
 LIMIT = 14
 """Figures of one report: more of them are searched, not seen."""
@@ -101,7 +102,7 @@ def _of_scope(study: Study, scope: Scope, prefix: str, first: bool) -> list[Figu
         return [cost_figure(scope, prefix, look)]
     if kind == "streams":
         return [shapes_figure(scope, prefix)]
-    if kind == "tune":
+    if kind in ("tune", UNLABELLED):
         return []
     if kind == "alpha":
         return [alpha_figure(scope, prefix, look)]

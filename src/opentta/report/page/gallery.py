@@ -12,7 +12,7 @@ from opentta.metrics.samples import Array, Samples
 from opentta.report.study.scope import Scope, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.side import SideFiles
-from opentta.report.study.values import SOURCE, Entry, Row, plural
+from opentta.report.study.values import SOURCE, UNLABELLED, Entry, Row, plural
 
 CELLS = 4
 """Cells that the gallery shows at most; each has up to 24 images."""
@@ -80,7 +80,7 @@ def gallery_of(sections: Sequence[Section], side: SideFiles) -> Gallery:
     shots: list[Shot] = []
     cells = 0
     for section in sorted(sections, key=lambda section: section.published):
-        for scope in scopes(section):
+        for scope in scopes(section) if section.kind != UNLABELLED else ():
             for row, entry in _chosen(side, scope):
                 if cells < CELLS:
                     mark = PUBLISHED if section.published else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opentta.bench.paper.tables import paper_table, paper_tables
-from opentta.report.study.notes import departures
+from opentta.report.study.notes import departures, without_h
 from opentta.report.study.scope import Scope, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.streams import sentences
@@ -44,6 +44,7 @@ def headline(sections: Sequence[Section]) -> str:
     scope = lead_of(sections)
     if scope is None:
         said = [findings(section)[0] for section in sections if section.kind == "streams"]
+        said += [" ".join(own[:2]) for section in sections if (own := without_h(section))]
         return said[0] if said else "No cell of this store has an H-score yet."
     best, value = scope.ranked[0], scope.scores[scope.ranked[0]]
     ties = ties_of(scope)
@@ -145,6 +146,8 @@ def findings(section: Section) -> list[str]:
         return sentences(section) or ["No row stands beside the source model on the same stream."]
     out = []
     for scope in scopes(section):
+        if not scope.ranked and (said := without_h(section)):
+            return said
         if not scope.ranked:
             out.append(f"{scope.words}: no cell has an H-score.")
             continue

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import product
 
 from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_tables
 from opentta.bench.store.places import CLEAN, Place
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
-from opentta.report.study.values import Entry, plural, row_of
+from opentta.report.study.values import SOURCE, UNLABELLED, Entry, percent, plural, row_of
 
 REJECTED = (
     "“Rejected” means above the score that accepts 95 % of the ID samples of that cell; finding "
@@ -139,6 +141,31 @@ def _corruptions(section: Section) -> list[str]:
     """Each corruption once, also of streams that have several."""
     single = [name for joined in section.corruptions for name in joined.split("+")]
     return [name for name in dict.fromkeys(single) if name != CLEAN]
+
+
+def without_h(section: Section) -> list[str]:
+    """What stands in the place of an H-score, a sentence a row, where no labels or no unknown
+    images were given; nothing where both were. First the last row, then the source.
+    """
+    measures = {"acc": "accuracy"}
+    if section.kind == UNLABELLED:
+        measures = {"agreement": "agreement with the source", "confidence": "mean confidence"}
+        measures |= {"auroc": "AUC of unknown"} if section.oods != ("",) else {}
+    elif section.oods != ("",):
+        return []
+    out = []
+    source = [row for row in section.rows if row.name == SOURCE]
+    rows = dict.fromkeys((*section.rows[-1:], *source, *section.rows))
+    for severity, row in product(reversed(section.severities), rows):
+        values = {
+            words: section.value(row, section.columns[0], severity, name)
+            for name, words in measures.items()
+        }
+        found = [f"{w} {percent(v.mean)} %" for w, v in values.items() if not math.isnan(v.mean)]
+        if found:
+            where = f"severity {severity}" if severity else "clean"
+            out.append(f"{row.label}, {where}: {', '.join(found)}.")
+    return out
 
 
 def gaps(section: Section, *, brief: bool = False) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ from opentta.metrics.measures import mean_std
 AVERAGE = "average"
 SOURCE = "source"
 """The method that does not adapt."""
+UNLABELLED = "unlabelled"
+"""Kind of a section whose known images have no labels."""
 COSTS = ("cost", "memory", "seconds", "images_per_second", "minutes")
 """Measures of effort: multiple of a plain forward, bytes, seconds, rate, minutes of the paper."""
 PAPER_IMAGES = 55_000  # of the paper's table of times

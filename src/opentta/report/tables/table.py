@@ -15,11 +15,12 @@ from opentta.bench.paper.tables import PaperTable, PaperValue, paper_table, pape
 from opentta.report.study.notes import caption, comparison_notes, paper_footnote, print_notes
 from opentta.report.study.section import Section
 from opentta.report.study.streams import sentences
-from opentta.report.study.values import AVERAGE, COSTS, SOURCE, Column, Row, fixed
+from opentta.report.study.values import AVERAGE, COSTS, SOURCE, UNLABELLED, Column, Row, fixed
 from opentta.report.tables.cell import TableCell
 
 PRINTED = ("acc", "auroc", "h")
 """Measures of the paper's tables; the others are in the CSV and on the page."""
+WITHOUT_LABELS = ("agreement", "confidence")
 CLOSE = 1.0
 """Points within which a value counts as that of the paper."""
 
@@ -32,7 +33,7 @@ class Measure:
     unit: str
     scale: float = 100.0
     decimals: int = 1
-    better: int = 1  # 1: higher, -1: lower
+    better: int = 1  # 1: higher, -1: lower, 0: neither
 
 
 MEASURES = {
@@ -44,6 +45,8 @@ MEASURES = {
     "aupr_ood": Measure("AUPR-OOD", "%"),
     "oscr": Measure("OSCR", "%"),
     "ece": Measure("ECE", "%", better=-1),
+    "agreement": Measure("agreement", "%", better=0),  # with the source
+    "confidence": Measure("confidence", "%", better=0),
     "minutes": Measure("min/55k", "minutes for 55,000 images", 1.0, 1, -1),
     "cost": Measure("cost", "× a plain forward", 1.0, 2, -1),
     "memory": Measure("MiB", "MiB at the peak", 2.0**-20, 0, -1),
@@ -156,7 +159,7 @@ class Table:
 
 def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
     """The table of a section: ``measures`` for each column, then cost and memory."""
-    chosen = tuple(measures) or (("minutes", *PRINTED) if section.kind == "runtime" else PRINTED)
+    chosen = tuple(measures) or printed_of(section)
     paper = paper_table(section.paper) if section.paper in paper_tables() else None
     headings = [Heading(name, column) for column in section.columns for name in chosen]
     headings += [Heading("cost"), Heading("memory")]
@@ -187,6 +190,16 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
         notes=comparison_notes(section, paper, said),
         print_notes=print_notes(section, paper, said),
     )
+
+
+def printed_of(section: Section) -> tuple[str, ...]:
+    """Measures of the table: never one that needs labels, or unknown images, where none are."""
+    if section.kind == "runtime":
+        return ("minutes", *PRINTED)
+    unlabelled = section.kind == UNLABELLED
+    if section.oods == ("",):
+        return WITHOUT_LABELS if unlabelled else ("acc",)
+    return (*WITHOUT_LABELS, "auroc", "fpr95") if unlabelled else PRINTED
 
 
 def _cell(section: Section, row: Row, heading: Heading, severity: int) -> TableCell:
@@ -248,6 +261,8 @@ def _best(rows: Sequence[TableRow], headings: Sequence[Heading]) -> tuple[TableR
     marked = [list(row.cells) for row in rows]
     for index, heading in enumerate(headings):
         measure = MEASURES[heading.measure]
+        if not measure.better:
+            continue
         whole = {
             number: round(row.cells[index].value or 0.0, measure.decimals)
             for number, row in enumerate(rows)

@@ -11,9 +11,9 @@ from typing import Any
 from opentta.bench.paper.tables import PaperValue, paper_table, paper_tables
 from opentta.metrics.summary import SHARES
 from opentta.report.study.section import Section
-from opentta.report.study.values import Row, reading, row_of
+from opentta.report.study.values import UNLABELLED, Row, reading, row_of
 from opentta.report.tables.listing import identity
-from opentta.report.tables.table import MEASURES, Heading, compared, paper_cell
+from opentta.report.tables.table import MEASURES, WITHOUT_LABELS, Heading, compared, paper_cell
 
 VALUE_FIELDS = (
     *("preset", "row", "method", "settings", "backbone", "id", "ood", "part", "severity"),
@@ -42,7 +42,8 @@ def cells_csv(section: Section) -> str:
 def _values(section: Section) -> Iterator[list[Any]]:
     table = paper_table(section.paper) if section.paper in paper_tables() else None
     columns = dict.fromkeys((*section.columns, *section.origins))
-    measures = (*SHARES, "minutes") if section.kind == "runtime" else SHARES
+    more = {"runtime": ("minutes",), UNLABELLED: WITHOUT_LABELS}
+    measures = (*SHARES, *more.get(section.kind, ()))
     headings = [Heading(measure, column) for column in columns for measure in measures]
     for row in section.rows:
         for severity in section.severities:
