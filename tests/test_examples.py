@@ -1,9 +1,8 @@
-"""What is printed runs: the README's quick starts, the docstrings, the example method."""
+"""What is printed runs: the docstrings, the example method, the notebook; pages: test_docs."""
 
 import doctest
 import importlib
 import pkgutil
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import opentta
 from opentta.testing import check_method
@@ -33,34 +31,6 @@ def test_docstrings_run(name):
         module, extraglobs=globs, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     )
     assert result.failed == 0
-
-
-def code_blocks(page):
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-
-
-def test_readme_runs_as_printed(monkeypatch, tmp_path):
-    """The quick starts, word for word; only the download of weights is cut off."""
-    import timm
-
-    real = timm.create_model
-
-    def without_download(name, pretrained=False, **kwargs):
-        assert name == "vit_base_patch16_224.augreg_in21k_ft_in1k"
-        return real(name, pretrained=False, img_size=32, depth=5, **kwargs)
-
-    monkeypatch.setattr(timm, "create_model", without_download)
-    monkeypatch.chdir(tmp_path)
-    blocks = code_blocks(ROOT / "README.md")
-    assert len(blocks) >= 2
-    stream = [torch.rand(2, 3, 32, 32) for _ in range(2)]
-    given = {"stream": stream, "images": stream[0], "known": torch.rand(20, 3, 32, 32)}
-    Image.new("RGB", (50, 40)).save("photo.jpg")
-    for block in blocks:
-        before = set(opentta.methods())
-        exec(compile(block, "README.md", "exec"), dict(given))
-        for name in set(opentta.methods()) - before:
-            opentta.unregister(name)
 
 
 def test_the_example_method_keeps_every_promise():
