@@ -42,6 +42,7 @@ exclude_patterns = [
 ]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_fence_as_directive = ["math"]  # as repository browsers know it
 myst_heading_anchors = 4
 
 autodoc_typehints = "signature"

@@ -57,3 +57,31 @@ def test_the_real_example_runs(monkeypatch, capsys, imagenet_mini):
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line[:1].isalpha()}
     for method in ("source", "tent", "sar", "steady"):
         assert all(0 <= float(value) <= 100 for value in rows[method][:3])
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """In a kernel of its own, which talks to this process through files: no port is opened."""
+    import nbformat
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
+    stored = sum(len(str(cell.get("outputs", ""))) for cell in notebook.cells)
+    assert 1_000 < stored < 60_000  # it has been run, and is small
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    sockets = str(tmp_path / "kernel")
+    manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets)
+    client = NotebookClient(
+        notebook, km=manager, timeout=250, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    printed = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stdout"
+    )
+    assert "96 images" in printed and "the same bits: True" in printed
+    images = [out for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    assert any("image/png" in out["data"] for out in images)
