@@ -98,6 +98,7 @@ def test_toml_of_a_page_can_be_read(page):
 def test_commands_of_a_page_are_understood(page, folder, monkeypatch, capsys):
     """A benchmark is asked what it would do; anything else of ``opentta`` runs."""
     monkeypatch.chdir(folder)
+    done = []
     for block in blocks_of(ROOT / page):
         if block.language == "toml":
             write_preset(block.text)
@@ -112,7 +113,11 @@ def test_commands_of_a_page_are_understood(page, folder, monkeypatch, capsys):
                 continue
             for name, value in values.items():
                 words = [word.replace(name, value) for word in words]
-            understood(words)
+            if words[:2] == ["opentta", "bench"] and "--dry-run" not in words:
+                words.append("--dry-run")
+            if words not in done:
+                understood(words)
+                done.append(words)
     capsys.readouterr()
 
 
@@ -127,9 +132,6 @@ def understood(words):
     match words:
         case ["make", target]:
             assert f"\n{target}:" in (ROOT / "Makefile").read_text()
-        case ["opentta", "bench", *rest]:
-            dry = [] if "--dry-run" in rest else ["--dry-run"]
-            assert status(["bench", *rest, *dry]) == 0, words
         case ["opentta", "data", "check", *_]:
             assert status(words[1:]) in (0, 1), words  # 1: the few images are not a whole set
         case ["opentta", "report", store]:
