@@ -1,11 +1,12 @@
-# Two commands do all their own set-up: `make bench` and `make test`. The rest is for developing.
+# `make bench`, `make test` and `make docs` do all their own set-up. The rest is for developing.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
+SITE := $(VENV)/.site
 
-.PHONY: bench test test-slow lint format browser clean help
+.PHONY: bench test docs test-slow lint format browser clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -15,6 +16,11 @@ bench: $(DEMO)  ## install, then the embedded benchmark: a table and a report pa
 
 test: $(READY) lint  ## ruff, mypy, import-linter, pytest
 	$(BIN)/pytest -q -n auto --dist worksteal -m "not slow"
+
+docs: $(SITE)  ## the documentation, in build/site: needs no network and no server
+	rm -rf build/site
+	$(BIN)/sphinx-build -q -W --keep-going -d build/site-cache -c docs -b html . build/site
+	@echo "open build/site/index.html"
 
 test-slow: $(READY)  ## the checks that take minutes
 	$(BIN)/pytest -q -n auto --dist worksteal -m slow
@@ -43,6 +49,10 @@ $(DEMO): pyproject.toml  # what the demo needs, and no more
 $(READY): $(DEMO)  # all extras, for the tests
 	$(BIN)/pip install -q -e '.[ray,hf,serve,dev]'
 	touch $(READY)
+
+$(SITE): $(DEMO)  # what builds the documentation
+	$(BIN)/pip install -q -e '.[docs]'
+	touch $(SITE)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,9 +1,8 @@
-"""What is printed runs: the README's quick starts, the docstrings, the example method."""
+"""What is printed runs: the docstrings, the example method, the notebook; pages: test_docs."""
 
 import doctest
 import importlib
 import pkgutil
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import opentta
 from opentta.testing import check_method
@@ -33,34 +31,6 @@ def test_docstrings_run(name):
         module, extraglobs=globs, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     )
     assert result.failed == 0
-
-
-def code_blocks(page):
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-
-
-def test_readme_runs_as_printed(monkeypatch, tmp_path):
-    """The quick starts, word for word; only the download of weights is cut off."""
-    import timm
-
-    real = timm.create_model
-
-    def without_download(name, pretrained=False, **kwargs):
-        assert name == "vit_base_patch16_224.augreg_in21k_ft_in1k"
-        return real(name, pretrained=False, img_size=32, depth=5, **kwargs)
-
-    monkeypatch.setattr(timm, "create_model", without_download)
-    monkeypatch.chdir(tmp_path)
-    blocks = code_blocks(ROOT / "README.md")
-    assert len(blocks) >= 2
-    stream = [torch.rand(2, 3, 32, 32) for _ in range(2)]
-    given = {"stream": stream, "images": stream[0], "known": torch.rand(20, 3, 32, 32)}
-    Image.new("RGB", (50, 40)).save("photo.jpg")
-    for block in blocks:
-        before = set(opentta.methods())
-        exec(compile(block, "README.md", "exec"), dict(given))
-        for name in set(opentta.methods()) - before:
-            opentta.unregister(name)
 
 
 def test_the_example_method_keeps_every_promise():
@@ -87,3 +57,31 @@ def test_the_real_example_runs(monkeypatch, capsys, imagenet_mini):
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line[:1].isalpha()}
     for method in ("source", "tent", "sar", "steady"):
         assert all(0 <= float(value) <= 100 for value in rows[method][:3])
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """In a kernel of its own, which talks to this process through files: no port is opened."""
+    import nbformat
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
+    stored = sum(len(str(cell.get("outputs", ""))) for cell in notebook.cells)
+    assert 1_000 < stored < 60_000  # it has been run, and is small
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    sockets = str(tmp_path / "kernel")
+    manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets)
+    client = NotebookClient(
+        notebook, km=manager, timeout=250, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    printed = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stdout"
+    )
+    assert "96 images" in printed and "the same bits: True" in printed
+    images = [out for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    assert any("image/png" in out["data"] for out in images)

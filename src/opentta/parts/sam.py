@@ -13,9 +13,9 @@ from torch import Tensor
 
 @contextmanager
 def perturbed(params: Sequence[Tensor], grads: Sequence[Tensor], rho: float) -> Iterator[None]:
-    """Inside the block every parameter is w + rho g / |g|; after it, w again, bit for bit.
+    """Inside the block every parameter is ``w + rho g / |g|``; after it, w again, bit for bit.
 
-    |g| is one norm over all parameters. A zero gradient perturbs nothing.
+    ``|g|`` is one norm over all parameters. A zero gradient perturbs nothing.
 
     Example:
         >>> w = torch.zeros(2)

@@ -65,13 +65,11 @@ def corrupt(
 ) -> Pixels:
     """Corrupt one image: uint8 (H, W, 3) -> uint8 (H, W, 3). The input is left as it is.
 
-    Args:
-        image: uint8 (H, W, 3), each side 32 pixels or more.
-        name: one of ``CORRUPTIONS`` or ``EXTRA_CORRUPTIONS``.
-        severity: 1 (mild) to 5.
-        rng: every random number comes from it; equal generators give equal images.
-        constants: "224" or "32", the size of image the constants were made for. None takes
-            "32" for images whose short side is at most 48 pixels, and "224" for others.
+    ``image``: uint8 (H, W, 3), each side 32 pixels or more. ``name``: one of ``CORRUPTIONS`` or
+    ``EXTRA_CORRUPTIONS``. ``severity``: 1 (mild) to 5. ``rng``: every random number comes from it;
+    equal generators give equal images. ``constants``: "224" or "32", the size of image that the
+    constants were made for; None takes "32" for images whose short side is at most 48 pixels, and
+    "224" for others.
 
     Example:
         >>> image = np.full((64, 96, 3), 128, np.uint8)
