@@ -14,7 +14,8 @@ DISTRIBUTIONS = {"cv2": "opencv-python-headless", "PIL": "pillow", "sklearn": "s
 OURS = {"opentta"} | {
     p.stem for d in ("tests", "tools", "experiments") for p in (ROOT / d).rglob("*")
 }
-COMMANDS = {"ruff", "mypy", "import-linter", "hatchling", "pytest-timeout", "pytest-xdist"}
+COMMANDS = {"ruff", "mypy", "import-linter", "hatchling", "check-jsonschema", "pre-commit"}
+COMMANDS |= {"pytest-timeout", "pytest-xdist", "pytest-cov", "coverage"}
 
 
 def imported(folder):
