@@ -7,8 +7,9 @@
 torch-ttt: which of its methods take a Vision Transformer as it is; then TENT of both, with Adam at
 the same rate on the same norm layers (switched on by hand in torch-ttt). Each round times a plain
 forward and every contender once, in a changing order; printed is the median over the rounds of the
-time in plain forwards. torch-ttt answers after its step, with one more forward; a second line of
-opentta does the same by calling ``predict``. Last, how far the adapted weights of both are apart.
+processor's time (one thread, so that a busy machine counts less) in plain forwards. torch-ttt
+answers after its step, with one more forward; a second line of opentta does the same by calling
+``predict``. Last, how far the adapted weights of both are apart.
 
 pytorch-ood: the same logits through both. Scores, and measures of them, with their differences.
 
@@ -115,7 +116,7 @@ def torch_ttt(batch: int, rounds: int) -> None:
         "torch-ttt tent, its defaults": lambda: default(inputs),
     }
     taken = timed(contenders, rounds)
-    print(f"\nTENT, batch {batch}, {rounds} rounds; time in plain forwards: median and quartiles")
+    print(f"\nTENT, batch {batch}, {rounds} rounds; in plain forwards: median and quartiles")
     for name, seconds in taken.items():
         ratios = [s / f for s, f in zip(seconds, taken["plain forward"], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
@@ -127,15 +128,15 @@ def torch_ttt(batch: int, rounds: int) -> None:
 
 
 def timed(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every contender in every round, in an order that changes; one round before."""
+    """The processor's seconds of every contender and round, in changing order; one round before."""
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     shuffled = random.Random(0)
     for counted in range(-1, rounds):
         for name in shuffled.sample(list(contenders), len(contenders)):
-            start = time.perf_counter()
+            start = time.process_time()
             contenders[name]()
             if counted >= 0:
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(time.process_time() - start)
     return taken
 
 
