@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 SITE := $(VENV)/.site
 
-.PHONY: bench test docs test-slow lint format browser clean help
+.PHONY: bench test docs test-slow coverage lint format browser clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -25,11 +25,17 @@ docs: $(SITE)  ## the documentation, in build/site: needs no network and no serv
 test-slow: $(READY)  ## the checks that take minutes
 	$(BIN)/pytest -q -n auto --dist worksteal -m slow
 
-lint: $(READY)  ## ruff, mypy strict, import directions
+coverage: $(READY)  ## the tests, with the share of lines that they run; below the floor it fails
+	$(BIN)/pytest -q -n auto --dist worksteal -m "not slow" --cov --cov-report=term:skip-covered
+
+lint: $(READY)  ## ruff, mypy strict, import directions, the hosted CI's files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 format: $(READY)  ## let ruff format and mend what it can
 	$(BIN)/ruff format .
@@ -55,4 +61,4 @@ $(SITE): $(DEMO)  # what builds the documentation
 	touch $(SITE)
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import opentta
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import pathlib, opentta
@@ -26,7 +28,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = folder.glob(f"opentta-{opentta.__version__}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return folder / "site"

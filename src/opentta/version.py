@@ -1,5 +1,3 @@
-"""The version of the installed package."""
+"""The version of the package; the wheel takes it from here."""
 
-from importlib.metadata import version
-
-__version__ = version("opentta")
+__version__ = "0.2.0"

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 import textwrap
-from importlib.metadata import version
 
 import pytest
 
+import opentta
 from opentta.cli import COMMANDS, main
 
 PAGES = [(name,) for name, _ in COMMANDS] + [
@@ -63,7 +63,7 @@ def test_the_first_help_is_one_line_a_command_and_a_commands_own_tells_all(typed
 
 
 def test_the_version_is_that_of_the_package(typed):
-    assert typed("--version") == (0, f"opentta {version('opentta')}\n", "")
+    assert typed("--version") == (0, f"opentta {opentta.__version__}\n", "")
 
 
 def test_a_mistyped_command_gets_a_hint(typed):

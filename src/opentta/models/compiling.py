@@ -20,10 +20,12 @@ def compiled(part: Callable[P, Out]) -> Callable[P, Out]:
     What does not compile runs as it is.
     """
     fast: Callable[P, Out] = torch.compile(part, dynamic=False)
+    named = hasattr(torch._dynamo.config, "recompile_limit")  # torch 2.6 has another name
+    limit = "recompile_limit" if named else "cache_size_limit"
 
     @wraps(part)
     def call(*args: P.args, **kwargs: P.kwargs) -> Out:
-        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS, suppress_errors=True):
+        with torch._dynamo.config.patch({limit: MOST_VARIANTS, "suppress_errors": True}):
             return fast(*args, **kwargs)
 
     return call

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from opentta.adapter.recording import Replay
 from opentta.models.backbone import Backbone
+from opentta.version import __version__
 
-LIBRARIES = ("opentta", "torch", "timm", "torchvision", "numpy")
+LIBRARIES = ("torch", "timm", "torchvision", "numpy")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -150,7 +151,8 @@ def versions() -> dict[str, str]:
         >>> list(versions())
         ['opentta', 'torch', 'timm', 'torchvision', 'numpy', 'python']
     """
-    return {name: version(name) for name in LIBRARIES} | {"python": platform.python_version()}
+    libraries = {name: version(name) for name in LIBRARIES}
+    return {"opentta": __version__, **libraries, "python": platform.python_version()}
 
 
 @cache
