@@ -6,11 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 from services import GROUP, as_files, image, running, tiny_host
 
 from opentta.errors import StreamError
-from opentta.serve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +360,7 @@ def test_health_and_readiness_are_two_things(client, address):
         assert out.status_code == 503 and "stop" in out.json()["detail"]
 
 
-def test_errors_of_the_inside_stay_inside(monkeypatch, caplog):
+def test_errors_of_the_inside_stay_inside(monkeypatch, capsys):
     host = tiny_host()
 
     def broken(*_, **__):
@@ -373,10 +371,10 @@ def test_errors_of_the_inside_stay_inside(monkeypatch, caplog):
         out = client.get("/v1/streams/a/health")
     assert out.status_code == 500 and out.headers["content-type"] == "application/problem+json"
     assert "secret" not in out.text and "Traceback" not in out.text
-    assert any("Exception in ASGI" in record.message for record in caplog.records)
+    assert "secret of the inside" in capsys.readouterr().err  # the log has it
 
 
-def test_a_step_that_fails_does_not_end_the_learning(monkeypatch, caplog):
+def test_a_step_that_fails_does_not_end_the_learning(monkeypatch):
     monkeypatch.setattr("opentta.serve.learner.PAUSE", 0.01)
     host = tiny_host()
     work, failures = host.work, iter([True])
@@ -392,14 +390,3 @@ def test_a_step_that_fails_does_not_end_the_learning(monkeypatch, caplog):
             assert client.post("/v1/streams/a/images", content=image(seed)).status_code == 200
         eventually(lambda: host.info("a").stepped == 1)
         assert "opentta_learning_errors_total 1.0" in client.get("/metrics").text
-
-
-def test_images_of_different_sizes_are_answered_in_one_stream():
-    import torchvision.transforms as t
-
-    host = tiny_host(preprocess=t.ToTensor())
-    with running(host, Settings(gather_ms=20)) as address, address.client() as client:
-        out = client.post("/v1/streams/a/images", content=image(size=(40, 40)))
-        assert out.status_code == 422 and "32x32" in out.json()["detail"]
-        assert client.post("/v1/streams/a/images", content=image(size=(32, 32))).status_code == 200
-    assert torch.get_num_threads() >= 1
