@@ -12,9 +12,18 @@ from services import image, running, tiny_host
 from opentta.serve.settings import Settings
 
 SETTINGS = Settings(body_bytes=100_000, read_seconds=1.0, request_seconds=20)
-PATHS = ("images", "feedback", "calibrate", "reset", "freeze", "unfreeze", "resume", "flush")
-NAMES = ("a", "b", "c", "new", "..", "%2e%2e", "a%00", "%ff", "x" * 70, "a b", "")
-METHODS = ("POST", "POST", "POST", "POST", "GET", "DELETE", "PUT", "HEAD", "OPTIONS", "BREW")
+PATHS = (
+    *("images",) * 8,
+    "feedback",
+    "calibrate",
+    "reset",
+    "freeze",
+    "unfreeze",
+    "resume",
+    "flush",
+)
+NAMES = (*"abc" * 8, "new", "..", "%2e%2e", "a%00", "%ff", "x" * 70, "a b", "")
+METHODS = (*("POST",) * 20, "GET", "GET", "DELETE", "PUT", "HEAD", "OPTIONS", "BREW")
 KINDS = (
     *("image/png", "application/json", "multipart/form-data; boundary=b", "multipart/form-data"),
     *("multipart/form-data; boundary=", "multipart/form-data; charset=no; boundary=b", "", "\t;;"),
@@ -119,7 +128,7 @@ def fuzz(count, seed):
 
 def test_three_hundred_odd_requests_give_no_500(capsys):
     statuses = fuzz(300, seed=0)
-    assert {200, 422, 404} <= set(statuses)
+    assert {200, 400, 404, 422} <= set(statuses)
     assert "Traceback" not in capsys.readouterr().err
 
 
