@@ -41,7 +41,7 @@ $(DEMO): pyproject.toml  # what the demo needs, and no more
 	touch $(DEMO)
 
 $(READY): $(DEMO)  # all extras, for the tests
-	$(BIN)/pip install -q -e '.[ray,hf,dev]'
+	$(BIN)/pip install -q -e '.[ray,hf,serve,dev]'
 	touch $(READY)
 
 clean:  ## remove the virtual environment and caches

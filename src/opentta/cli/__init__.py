@@ -16,6 +16,7 @@ from opentta.cli.data import Data
 from opentta.cli.doctor import Doctor
 from opentta.cli.methods import Methods
 from opentta.cli.report import Report
+from opentta.cli.serve import Serve
 from opentta.cli.tune import Tune
 from opentta.errors import OpenttaError, unknown
 
@@ -28,6 +29,7 @@ COMMANDS: tuple[tuple[str, type[Command]], ...] = (
     ("methods", Methods),
     ("data", Data),
     ("doctor", Doctor),
+    ("serve", Serve),
 )
 """Name and class of every subcommand; a new one is one more line."""
 

@@ -39,6 +39,8 @@ EXAMPLES = {
     ),
 }
 """How a transform is passed, by the package that the model is from."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""Kinds of file that ``opened`` reads. Pillow knows more; EPS, for one, would start Ghostscript."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,17 +85,17 @@ def opened(data: bytes, *, most_pixels: int) -> Image.Image:
     Example:
         >>> opened(b"no image", most_pixels=100)
         Traceback (most recent call last):
-        opentta.errors.UnreadableImageError: expected the bytes of an image file (JPEG, PNG, ...)...
+        opentta.errors.UnreadableImageError: expected the bytes of an image file (JPEG, PNG...
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is below
-            image = Image.open(io.BytesIO(data))
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Exception as error:  # Pillow's openers raise many kinds on damaged files
         start = data[:8].hex(" ") or "nothing"
         raise UnreadableImageError(
-            f"expected the bytes of an image file (JPEG, PNG, ...), got {len(data)} bytes that "
-            f"begin with {start}; send the file as it is on disk"
+            f"expected the bytes of an image file ({', '.join(FORMATS)}), got {len(data)} bytes "
+            f"that begin with {start}; send the file as it is on disk"
         ) from error
     if image.width * image.height > most_pixels:
         raise UnreadableImageError(

@@ -1,3 +1,3 @@
-from .host import Host, StreamInfo
+from .host import Checked, Groups, Host, StreamInfo
 
-__all__ = ["Host", "StreamInfo"]
+__all__ = ["Checked", "Groups", "Host", "StreamInfo"]

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,9 +45,6 @@ SMALL_LADDER = {"steady": {"ladder": "diagonal"}}
 PER_STEP = 8  # streams that learn in one step
 MOST_PIXELS = 50_000_000  # of one image, before it is decoded
 
-Images = Tensor | Sequence[bytes | Image.Image | Tensor]
-"""(B, 3, H, W) in [0, 1], or B images: files as they came, PIL images, tensors (3, H, W)."""
-
 
 @dataclass(frozen=True)
 class StreamInfo:
@@ -65,11 +62,31 @@ class StreamInfo:
 
 
 @dataclass(frozen=True)
-class _Came:
-    """Images of one call: as they are computed with, and as they wait."""
+class Groups:
+    """Groups of all streams, in this process."""
+
+    stepped: int  # that were learned from
+    skipped: int  # for which there was no time
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Images that ``Host.checked`` found good: as they are computed with, and as they wait."""
 
     images: Tensor  # (B, 3, H, W) on the model's device
     waiting: list[Waiting]
+
+    @staticmethod
+    def joined(parts: Sequence[Checked]) -> Checked:
+        """Those of several, of one size, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        waiting = [image for part in parts for image in part.waiting]
+        return Checked(torch.cat([part.images for part in parts]), waiting)
+
+
+Images = Tensor | Sequence[bytes | Image.Image | Tensor] | Checked
+"""(B, 3, H, W) in [0, 1], or B images: files as they came, PIL images, tensors (3, H, W)."""
 
 
 class Host:
@@ -137,6 +154,7 @@ class Host:
         self._kept: deque[tuple[str, int, int]] = deque()  # stream, ticket after, number of images
         self._lock, self._learning = threading.RLock(), threading.RLock()
         self._clock = count(1)
+        self._stepped = self._skipped = 0  # groups, of all streams
         self._everywhere: Calibration | StreamThreshold | None = None  # what new streams have
         self._serial = 0  # of that calibration: streams with a lower number take it over
         self._known: dict[str, Tensor] = {}  # set-aside images, packed, by hash
@@ -157,7 +175,7 @@ class Host:
         says which they are. One bad image refuses the whole call, and nothing has happened.
         With ``learn=False`` it is a ``predict``: nothing changes, there is no ticket.
         """
-        came = {checked_name(name): self._came(given) for name, given in images.items()}
+        came = {checked_name(name): self.checked(given) for name, given in images.items()}
         if not came:
             return {}
         with self._lock:
@@ -175,8 +193,13 @@ class Host:
         """``answer`` without learning: nothing changes. A stream not seen yet is the source."""
         return self.answer(images, learn=False)
 
-    def _came(self, given: Images) -> _Came:
-        """Images of a call, checked: nothing is remembered before all are good."""
+    def checked(self, given: Images) -> Checked:
+        """Images of a call, decoded and found good, for ``answer``; nothing is remembered.
+
+        Takes no lock: a caller can check what came before it waits for its turn.
+        """
+        if isinstance(given, Checked):
+            return given
         device = self._adapter.backbone.device
         if isinstance(given, Tensor):
             images = given.to(device)
@@ -187,7 +210,7 @@ class Host:
             images = self._pixels(waiting)
             check_form(images, self._adapter.backbone)
         check_values(images)
-        return _Came(images, waiting)
+        return Checked(images, waiting)
 
     def _file(self, image: bytes | Image.Image | Tensor) -> Waiting:
         if isinstance(image, bytes):
@@ -238,7 +261,7 @@ class Host:
         with self._as(stream) as adapter:
             return adapter.predict(images)
 
-    def _noted(self, stream: Stream, out: Prediction, came: _Came) -> Prediction:
+    def _noted(self, stream: Stream, out: Prediction, came: Checked) -> Prediction:
         """Counts, tickets, and the images to learn from."""
         serving = stream.serving
         serving.spending.images += len(came.images)
@@ -250,7 +273,9 @@ class Host:
             self._kept.append((stream.name, serving.kept.next, len(came.images)))
             self._let_go()
         if serving.learns:
+            skipped = stream.skipped
             stream.push(came.waiting, self._adapter.policy.group, next(self._clock))
+            self._skipped += stream.skipped - skipped
         return out
 
     def _let_go(self) -> None:
@@ -314,6 +339,7 @@ class Host:
                 stream.values, stream.generator = new
                 stream.serving.moves += remembers
                 stream.stepped += 1
+                self._stepped += 1
         for stream, _ in groups:
             self._keep_up(stream)
 
@@ -409,10 +435,21 @@ class Host:
 
     # All streams --------------------------------------------------------------------------
 
-    def streams(self) -> list[StreamInfo]:
-        """The streams in memory, the latest used last."""
+    def streams(self, latest: int | None = None) -> list[StreamInfo]:
+        """The streams in memory, the latest used last; with ``latest``, so many of them."""
         with self._lock:
-            return [self._info(stream) for stream in self._streams.values()]
+            last = reversed(list(islice(reversed(self._streams.values()), latest)))
+            return [self._info(stream) for stream in last]
+
+    @property
+    def in_memory(self) -> int:
+        """How many streams are in memory."""
+        return len(self._streams)
+
+    @property
+    def groups(self) -> Groups:
+        """Groups that were learned from and that were skipped, of all streams."""
+        return Groups(self._stepped, self._skipped)
 
     def info(self, stream: str) -> StreamInfo:
         """One stream at a glance."""
