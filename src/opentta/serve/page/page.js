@@ -305,7 +305,10 @@
     try {
       const headers = { Accept: "text/event-stream" };
       if (token) headers.Authorization = `Bearer ${token}`;
-      const answer = await fetch("v1/events", { headers, cache: "no-store", signal: stop.signal });
+      const answer = await fetch("v1/events", {
+        headers, cache: "no-store", signal: stop.signal,
+        credentials: "omit", // or the browser asks for a password of its own
+      });
       if (answer.status === 401 || answer.status === 403) return "token";
       if (!answer.ok) return `the service answered ${answer.status}`;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
