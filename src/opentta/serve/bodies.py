@@ -67,6 +67,11 @@ class _InMemory(MultiPartParser):
     """No file on the disk: the limit on the whole body is a limit on memory."""
 
     spool_max_size = sys.maxsize
+    ended = False  # whether the last boundary came
+
+    def on_end(self) -> None:
+        """The last boundary came."""
+        self.ended = True
 
 
 async def read_json(request: Request, settings: Settings, take: Any) -> bytes:
@@ -96,6 +101,8 @@ async def read_images(request: Request, settings: Settings, take: Any, *, most: 
         if parser._current_files > most:
             raise Problem(413, f"expected at most {most} images per request", CLOSE) from None
         raise Problem(400, f"expected a multipart form: {error.message}", CLOSE) from None
+    if not parser.ended:
+        raise Problem(400, "expected a multipart form, got the beginning of one")
     files, fields = [], {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):

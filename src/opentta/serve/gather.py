@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -155,5 +156,5 @@ def _answers(out: Prediction) -> Answers:
     return Answers([Answer(*row) for row in rows], int(out.details["version"]))
 
 
-def _listed(values: Tensor | None, count: int) -> list[None] | list[float] | list[int]:
+def _listed(values: Tensor | None, count: int) -> list[Any]:
     return [None] * count if values is None else values.tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from types import FrameType
-from typing import Any
 
 import h11
 import torch
@@ -14,6 +13,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from opentta.serve.service import Service
+from opentta.serve.settings import Settings
 
 HEADER_SECONDS = 10.0  # for the headers of a request to arrive
 CONNECTIONS = 4  # per request that may run at once
@@ -52,28 +52,33 @@ class Connection(H11Protocol):
         self._look_later()
 
 
-def serve(app: FastAPI, *, host: str, port: int, threads: int = 1, **options: Any) -> bool:
+def make_server(app: FastAPI, *, host: str, port: int) -> Server:
+    """A server of ``app``, not running yet; port 0 is one that is free."""
+    settings: Settings = app.state.settings
+    return Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=Connection,
+            ws="none",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS * settings.requests,
+            timeout_graceful_shutdown=int(settings.request_seconds + settings.read_seconds),
+        )
+    )
+
+
+def serve(app: FastAPI, *, host: str, port: int, threads: int = 1) -> bool:
     """Serve until SIGTERM or SIGINT; whether all was saved.
 
     ``threads`` are those of one forward or step; answers and learning run at the same time.
     """
     torch.set_num_threads(threads)
-    settings = app.state.settings
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=Connection,
-        ws="none",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=CONNECTIONS * settings.requests,
-        timeout_graceful_shutdown=int(settings.request_seconds + settings.read_seconds),
-        **options,
-    )
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again at its end
     try:
-        Server(config).run()
+        make_server(app, host=host, port=port).run()
     finally:
         signal.signal(signal.SIGTERM, before)
     return bool(app.state.service.is_closed)

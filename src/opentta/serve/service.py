@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -215,8 +214,3 @@ def _digest(images: Sequence[bytes], learn: bool) -> bytes:
     for image in images:
         digest.update(hashlib.sha256(image).digest())
     return digest.digest()
-
-
-def threads_alive() -> int:
-    """Threads of services in this process; for tests."""
-    return sum(thread.name.startswith("opentta-") for thread in threading.enumerate())

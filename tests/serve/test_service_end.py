@@ -1,0 +1,202 @@
+"""The service stops, is killed, and goes on."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from safetensors.torch import save_file
+from services import Process, as_files, image, running, tiny_host
+
+SAVE_EVERY = 8
+
+
+def post(client, stream, seed=0):
+    out = client.post(f"/v1/streams/{stream}/images", content=image(seed))
+    assert out.status_code == 200, out.text
+    return out.json()
+
+
+class Load(threading.Thread):
+    """Sends images of its stream one after the other until the server is gone.
+
+    ``answered`` counts images, all along; ``last`` is what came back.
+    """
+
+    def __init__(self, url, stream):
+        super().__init__()
+        self.url, self.stream, self.answered, self.tickets = url, stream, 0, []
+
+    def run(self):
+        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as client:
+            while True:
+                try:
+                    out = client.post(f"/v1/streams/{self.stream}/images", content=image(1))
+                except httpx.TransportError:
+                    return
+                if out.status_code != 200:
+                    assert out.status_code == 503, out.text  # it drains
+                    return
+                self.answered += 1
+                self.tickets.append(out.json()["images"][0]["ticket"])
+
+
+def test_sigterm_ends_what_runs_saves_all_and_the_next_process_goes_on(tmp_path):
+    process = Process(tmp_path, save_every=1000)
+    loads = [Load(process.address.url, f"s{number}") for number in range(3)]
+    for load in loads:
+        load.start()
+    while not all(load.answered >= 5 for load in loads):
+        time.sleep(0.02)
+    with process.address.client() as client, client.stream("GET", "/v1/events") as events:
+        next(events.iter_lines())  # a page that watches does not hold the end up
+        start = time.monotonic()
+        assert process.stop() == 0
+    assert time.monotonic() - start < 30
+    for load in loads:
+        load.join()
+    again = tiny_host(store=tmp_path)
+    for load in loads:
+        assert again.info(load.stream).images == load.answered
+        assert load.tickets == list(range(load.answered))
+
+
+def test_a_kill_under_load_loses_little(tmp_path):
+    kill_under_load(tmp_path, kills=1)
+
+
+@pytest.mark.slow
+def test_twenty_kills_under_load_lose_little(tmp_path):
+    lost = kill_under_load(tmp_path, kills=20)
+    print(f"lost per kill and stream: {sorted(lost)}")
+
+
+def kill_under_load(store, kills, streams=3):
+    """After each kill: how many answered images each stream has lost."""
+    known = dict.fromkeys((f"s{number}" for number in range(streams)), 0)  # images, in the file
+    lost = []
+    for number in range(kills):
+        process = Process(store, save_every=SAVE_EVERY)
+        with process.address.client() as client:
+            for name, images in known.items():
+                if images:  # it goes on where the last process was found to be
+                    assert client.get(f"/v1/streams/{name}/health").json()["samples"] == images
+        loads = [Load(process.address.url, name) for name in known]
+        for load in loads:
+            load.start()
+        while not all(load.answered >= 20 + number for load in loads):
+            time.sleep(0.01)
+        assert process.stop(signal.SIGKILL) == -signal.SIGKILL
+        for load in loads:
+            load.join()
+        again = tiny_host(store=store)  # reads every file whole, or raises
+        for load in loads:
+            images, sent = again.info(load.stream).images, known[load.stream] + load.answered
+            # one more than was answered may be saved: its answer was under way
+            assert sent - 4 * SAVE_EVERY <= images <= sent + 1
+            lost.append(max(0, sent - images))
+            known[load.stream] = images
+    return lost
+
+
+def test_a_request_that_runs_comes_to_its_end_while_the_server_drains(monkeypatch):
+    host = tiny_host()
+    begun, goes_on, answer = threading.Event(), threading.Event(), host.answer
+
+    def slow(*args, **kwargs):
+        begun.set()
+        assert goes_on.wait(30)
+        return answer(*args, **kwargs)
+
+    monkeypatch.setattr(host, "answer", slow)
+    with running(host) as address, address.client() as client:
+        found = []
+        waiting = threading.Thread(target=lambda: found.append(post(client, "a")))
+        waiting.start()
+        assert begun.wait(10)
+        address.app.state.service.drain()
+        with address.client() as other:
+            assert other.post("/v1/streams/a/images", content=image()).status_code == 503
+        goes_on.set()
+        waiting.join()
+    assert found[0]["images"][0]["ticket"] == 0
+
+
+# The command ------------------------------------------------------------------------------
+
+MODEL = "test_vit.r160_in1k"  # timm's own small one: 160 px, ImageNet's classes
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    import timm
+
+    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
+    save_file(timm.create_model(MODEL).state_dict(), path)
+    return path
+
+
+class Command:
+    """``opentta serve`` with arguments, on a port of its own."""
+
+    def __init__(self, *args, **env):
+        command = [sys.executable, "-m", "opentta.cli", "serve", "--port", "0", *map(str, args)]
+        import os
+
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        )
+        self.said, self.url = "", None
+
+    def __enter__(self):
+        for line in self.process.stderr:
+            self.said += line
+            found = re.search(r"running on http://[\d.]+:(\d+)", line)
+            if found:
+                self.url = f"http://127.0.0.1:{found[1]}"
+                break
+        assert self.url, self.said
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.said += self.process.communicate(timeout=120)[1]
+
+
+def test_the_command_serves_a_model_keeps_its_streams_and_refuses_another_method(tmp_path, weights):
+    store = tmp_path / "store"
+    given = ("--model", MODEL, "--weights", weights, "--store", store, "--method", "tent")
+    with Command(*given, "--group", 2, "--host", "0.0.0.0", OPENTTA_TOKEN="sesame") as command:
+        assert "WARNING" not in command.said  # there is a token
+        headers = {"authorization": "Bearer sesame"}
+        with httpx.Client(base_url=command.url, headers=headers, trust_env=False) as client:
+            out = client.post("/v1/streams/a/images", files=as_files([image(0), image(1)])).json()
+            assert isinstance(out["images"][0]["name"], str)
+            assert client.get("/v1/streams", headers={"authorization": ""}).status_code == 401
+    assert command.process.returncode == 0, command.said
+    with Command(*given, "--group", 2, "--host", "0.0.0.0") as command:
+        assert "WARNING: 0.0.0.0 can be reached from other machines" in command.said
+        with httpx.Client(base_url=command.url, trust_env=False) as client:
+            assert client.get("/v1/streams/a/health").json()["samples"] == 2
+    assert command.process.returncode == 0, command.said
+    refused = subprocess.run(
+        [sys.executable, "-m", "opentta.cli", "serve", *map(str, given[:-1]), "sar"],
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2 and refused.stderr.startswith("error: the store ")
+    assert "is of another" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_without_arguments_the_embedded_model_is_served_with_its_names(tmp_path):
+    with Command("--no-guard") as command:
+        with httpx.Client(base_url=command.url, trust_env=False, timeout=60) as client:
+            assert client.get("/readyz").status_code == 200
+            out = post(client, "cat")
+            assert 0 <= out["images"][0]["label"] < 25
+            assert out["images"][0]["name"].replace("_", "").isalpha()
+    assert command.process.returncode == 0, command.said

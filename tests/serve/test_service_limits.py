@@ -1,0 +1,382 @@
+"""Bad input over HTTP gets the right status, and other streams notice nothing."""
+
+import base64
+import io
+import socket
+import struct
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from PIL import Image
+from services import as_files, image, running, tiny_host
+
+from opentta.errors import ConfigError
+from opentta.serve.settings import Settings
+
+LIMITS = Settings(
+    images=4, known=30, body_bytes=200_000, read_seconds=1.5, request_seconds=20, queue=16
+)
+PIXELS = 100_000
+
+
+@pytest.fixture(scope="module")
+def address():
+    with running(tiny_host(most_pixels=PIXELS, max_streams=50, group=1000), LIMITS) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with address.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A host that is sent the images of the good stream, and nothing else."""
+    return tiny_host(group=1000)
+
+
+@pytest.fixture(autouse=True)
+def the_good_stream_notices_nothing(client, alone):
+    def step(seed):
+        out = client.post("/v1/streams/good/images", content=image(seed))
+        assert out.status_code == 200, out.text
+        expected = alone.answer({"good": [image(seed)]})["good"]
+        one = out.json()["images"][0]
+        assert (one["label"], one["ticket"]) == (int(expected.labels), int(expected.ticket))
+
+    step(1)
+    yield
+    step(2)
+
+
+def bomb():
+    """A PNG of 30,000 x 30,000 pixels in a few kilobytes."""
+
+    def chunk(kind, data):
+        check = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 1, 0, 0, 0, 0)
+    rows = zlib.compress(b"\0" * 1_000_000)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
+
+
+def problem(out, status, says=""):
+    assert out.status_code == status, out.text
+    assert out.headers["content-type"] == "application/problem+json"
+    body = out.json()
+    assert body["status"] == status and says in body["detail"], body
+    assert "Traceback" not in out.text and "/" not in body["detail"].replace("multipart/", "")
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\nshowpage\n"
+BAD_IMAGES = {
+    "nothing": b"",
+    "text": b"no image at all",
+    "truncated": image()[:400],
+    "truncated JPEG": image(kind="JPEG")[:300],
+    "bomb": bomb(),
+    "a pixel": image(size=(1, 1)),
+    "a program": EPS,
+    "floats": image(mode="F", kind="TIFF"),
+}
+
+
+@pytest.mark.parametrize("form", [False, True])
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_what_is_no_image_is_refused(client, kind, form):
+    file = BAD_IMAGES[kind]
+    sent = {"files": as_files([image(), file])} if form else {"content": file}
+    problem(client.post("/v1/streams/bad/images", **sent), 422)
+    assert client.get("/v1/streams/bad/health").status_code == 404  # nothing has begun
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        image(mode="CMYK", kind="JPEG"),
+        image(mode="I;16"),
+        image(mode="L"),
+        image(mode="RGBA"),
+        image(mode="P"),
+        image(mode="1"),
+        image(kind="WEBP"),
+        image(kind="BMP"),
+    ],
+)
+def test_unusual_images_are_answered(client, file):
+    out = client.post("/v1/streams/unusual/images", content=file)
+    assert out.status_code == 200, out.text
+
+
+def test_a_bad_image_fails_alone_among_requests_at_once(client):
+    def post(number):
+        file = BAD_IMAGES["truncated"] if number % 2 else image(number)
+        return client.post(f"/v1/streams/many{number}/images", content=file).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(post, range(16))) == [200, 422] * 8
+    for number in range(0, 16, 2):
+        client.delete(f"/v1/streams/many{number}")
+
+
+def test_too_many_images_are_refused(client):
+    problem(client.post("/v1/streams/bad/images", files=as_files([image()] * 5)), 413, "4 images")
+    known = as_files([image()] * 31, "known")
+    problem(client.post("/v1/streams/bad/calibrate", files=known), 413, "30 images")
+
+
+def test_a_long_body_is_refused_whatever_it_says_of_itself(client, address):
+    problem(client.post("/v1/streams/bad/images", content=b"x" * 200_001), 413, "200,000 bytes")
+
+    def chunks():
+        for _ in range(30):
+            yield b"x" * 10_000
+
+    problem(client.post("/v1/streams/bad/images", content=chunks()), 413)
+    head = (
+        b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"
+    )
+    with address.raw(head) as sock:
+        assert read_all(sock).startswith(b"HTTP/1.1 413 ")
+
+
+def read_all(sock):
+    data = b""
+    while True:
+        try:
+            part = sock.recv(65_536)
+        except ConnectionResetError:
+            return data
+        if not part:
+            return data
+        data += part
+
+
+def test_a_body_without_end_is_ended(address):
+    head = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with address.raw(head) as sock:
+        start = time.monotonic()
+        sock.settimeout(0.2)
+        answer = b""
+        while not answer and time.monotonic() - start < 20:
+            sock.sendall(b"1\r\nx\r\n")  # always a little more
+            try:
+                answer = sock.recv(65_536)
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408 "), answer
+
+
+def test_headers_without_end_are_ended(address, monkeypatch):
+    monkeypatch.setattr("opentta.serve.server.HEADER_SECONDS", 0.2)
+    for head in (b"", b"POST /v1/streams/bad/images HTTP/1.1\r\nHost:"):
+        with address.raw(head) as sock:
+            sock.settimeout(20)
+            assert sock.recv(100) == b""
+
+
+def test_a_client_that_hangs_up_changes_nothing(address, client):
+    head = b"POST /v1/streams/gone/images HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nhalf"
+    for _ in range(5):
+        sock = address.raw(head)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()  # with a reset
+    assert client.get("/v1/streams/gone/health").status_code == 404
+    service = address.app.state.service
+    until = time.monotonic() + 10
+    while service.running or service.room.bytes or service._queued:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "kind", ["no boundary", "cut", "cut after a part", "no name", "fields only", "no form"]
+)
+def test_a_form_that_is_none_is_refused(client, kind):
+    part = b'--b\r\nContent-Disposition: form-data; name="i"; filename="i"\r\n\r\nx\r\n'
+    body, header, status = {
+        "no boundary": (part, "multipart/form-data", 400),
+        "cut": (part[:20], "multipart/form-data; boundary=b", 400),
+        "cut after a part": (part, "multipart/form-data; boundary=b", 400),
+        "no name": (
+            b"--b\r\nContent-Type: x\r\n\r\nx\r\n--b--",
+            "multipart/form-data; boundary=b",
+            400,
+        ),
+        "fields only": (
+            b'--b\r\nContent-Disposition: form-data; name="i"\r\n\r\nx\r\n--b--\r\n',
+            "multipart/form-data; boundary=b",
+            422,
+        ),
+        "no form": (b"\xff" * 99, "multipart/form-data; boundary=b", 400),
+    }[kind]
+    out = client.post("/v1/streams/bad/images", content=body, headers={"content-type": header})
+    problem(out, status)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "%2e%2e%2fetc", ".hidden", "a" * 65, "a b", "ü", "a%00b", "a\\b", "-a"]
+)
+def test_an_id_is_a_name_and_no_path(client, name):
+    out = client.post(f"/v1/streams/{name}/images", content=image())
+    assert out.status_code in (404, 405, 422), out.text
+    assert out.headers["content-type"] == "application/problem+json"
+
+
+def test_deep_and_long_json_is_refused(client):
+    deep = b"[" * 100_000
+    headers = {"content-type": "application/json"}
+    for body in (deep, b'{"tickets": ' + deep, b"\xff\xfe", b'{"tickets":[NaN],"labels":[1]}'):
+        problem(client.post("/v1/streams/good/feedback", content=body, headers=headers), 422)
+
+
+def test_ten_thousand_ids_find_no_room(client):
+    """Without a store one stream more is refused; the others go on."""
+    codes = set()
+    for number in range(300):
+        out = client.post(f"/v1/streams/id{number}/images", content=image())
+        codes.add(out.status_code)
+        if out.status_code == 429:
+            problem(out, 429, "streams are in memory")
+            assert int(out.headers["retry-after"]) > 0
+    assert codes == {200, 429}
+    for number in range(300):
+        client.delete(f"/v1/streams/id{number}")
+
+
+def test_unknown_routes_and_methods_are_problems(client):
+    problem(client.get("/nowhere"), 404)
+    problem(client.get("/v1/streams/a/images"), 405)
+    problem(client.get("/page/..%2fapp.py"), 404)
+    problem(client.post("/v1/streams/good/images?learn=perhaps", content=image()), 422, "learn")
+
+
+# Too much at once -------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_said_and_passes(monkeypatch):
+    host = tiny_host()
+    answer = host.answer
+
+    def slow(*args, **kwargs):
+        time.sleep(0.2)
+        return answer(*args, **kwargs)
+
+    monkeypatch.setattr(host, "answer", slow)
+    settings = Settings(queue=4, images=4)
+    with running(host, settings) as address, address.client() as client:
+
+        def post(_):
+            return client.post("/v1/streams/a/images", files=as_files([image()] * 2))
+
+        with ThreadPoolExecutor(12) as pool:
+            outs = list(pool.map(post, range(12)))
+        assert {out.status_code for out in outs} == {200, 429}
+        assert all("retry-after" in out.headers for out in outs if out.status_code == 429)
+        assert post(0).status_code == 200
+
+
+def test_bodies_share_a_bounded_memory():
+    settings = Settings(bytes_at_once=1000, read_seconds=5)
+    with running(tiny_host(), settings) as address, address.client() as client:
+        out = client.post("/v1/streams/a/images", content=b"x" * 1001)
+        problem(out, 429, "bytes")
+        assert address.app.state.service.room.bytes == 0
+
+
+def test_too_many_requests_at_once_are_refused():
+    settings = Settings(requests=2, read_seconds=3)
+    head = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+    with running(tiny_host(), settings) as address, address.client() as client:
+        socks = [address.raw(head) for _ in range(2)]
+        until = time.monotonic() + 10
+        while address.app.state.service.running < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        problem(client.get("/v1/streams"), 429)
+        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+        for sock in socks:
+            sock.close()
+
+
+def test_a_request_takes_no_longer_than_it_may(monkeypatch):
+    host = tiny_host()
+
+    def slow(*_, **__):
+        time.sleep(1)
+
+    monkeypatch.setattr(host, "health", slow)
+    with running(host, Settings(request_seconds=0.2)) as address, address.client() as client:
+        problem(client.get("/v1/streams/a/health"), 503, "0.2 seconds")
+
+
+# The token --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with running(tiny_host(), Settings(token="sesame")) as address, address.client() as client:
+        yield client
+
+
+def basic(password):
+    return "Basic " + base64.b64encode(f"any:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(None, "sesame", "Bearer", "Bearer wrong", "Bearer sesame2", "Bearer s\xe9same"),
+        *("Basic", "Basic ###", basic("wrong"), "Digest sesame"),
+    ],
+)
+def test_without_the_token_nothing_is_told(guarded, given):
+    headers = {} if given is None else {"authorization": given.encode("latin-1")}
+    for path in ("/", "/docs", "/openapi.json", "/metrics", "/v1/events", "/v1/streams", "/no"):
+        out = guarded.get(path, headers=headers)
+        problem(out, 401)
+        assert out.headers["www-authenticate"].startswith("Bearer")
+    problem(guarded.post("/v1/streams/a/images", content=image(), headers=headers), 401)
+
+
+def test_with_the_token_all_is_open(guarded):
+    headers = {"authorization": "Bearer sesame"}
+    assert guarded.get("/v1/streams", headers=headers).status_code == 200
+    out = guarded.post("/v1/streams/a/images", content=image(), headers=headers)
+    assert out.status_code == 200
+
+
+def test_a_browser_may_read_with_the_token_as_password_and_not_write(guarded):
+    headers = {"authorization": basic("sesame")}
+    assert guarded.get("/docs", headers=headers).status_code == 200
+    problem(guarded.post("/v1/streams/a/reset", headers=headers), 401)
+
+
+def test_health_and_readiness_need_no_token(guarded):
+    assert guarded.get("/healthz").status_code == guarded.get("/readyz").status_code == 200
+
+
+def test_a_page_of_another_site_cannot_write(client):
+    headers = {"sec-fetch-site": "cross-site"}
+    problem(client.post("/v1/streams/good/reset", headers=headers), 403)
+    assert client.get("/v1/streams", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "two words", "schlüssel", "line\n"])
+def test_a_token_that_no_header_can_carry_is_refused(token):
+    with pytest.raises(ConfigError, match="token"):
+        Settings(token=token)
+
+
+def test_exif_and_comments_are_no_way_round_the_limit(client):
+    big = Image.new("RGB", (400, 400))
+    file = io.BytesIO()
+    big.save(file, "JPEG")
+    problem(client.post("/v1/streams/bad/images", content=file.getvalue()), 422, "100,000 pixels")
