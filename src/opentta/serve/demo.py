@@ -38,7 +38,7 @@ CORRUPTIONS = (
     ("jpeg_compression", 5),
     ("snow", 3),
 )
-TURNS = ("outdoors", "outdoors", "outdoors", "indoors")
+TURNS = ("outdoors",) * 5 + ("indoors",)
 """Streams, in their order; the corruption is outdoors, indoors there is none."""
 REQUEST = 16  # images, one step of the stream
 UNKNOWN = 0.25  # share of the images
