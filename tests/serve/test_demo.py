@@ -20,13 +20,18 @@ class FakeService:
 
     def __init__(self, label=3, rejected=False):
         self.label, self.rejected, self.sent, self.calibrated = label, rejected, [], []
-        self.waiting, self.refusals = 0, 0
+        self.waiting, self.is_frozen, self.refusals = 0, False, 0
         self.measures = SimpleNamespace(answered=lambda images, seconds: None)
         adapter = SimpleNamespace(policy=SimpleNamespace(group=16))
         self.host = SimpleNamespace(adapter=adapter, streams=self.streams, checked=self.checked)
 
     def streams(self):
-        return [SimpleNamespace(name=name, waiting=self.waiting) for name in set(demo.TURNS)]
+        return [
+            SimpleNamespace(
+                name=name, waiting=self.waiting, is_frozen=self.is_frozen, is_paused=False
+            )
+            for name in set(demo.TURNS)
+        ]
 
     @staticmethod
     def checked(files):
@@ -143,19 +148,21 @@ def test_a_stream_that_has_not_learned_is_waited_for_but_not_for_ever(monkeypatc
     service.waiting = 16
     feeder = Quick(service)
 
-    async def timed():
+    async def waited():
         loop = asyncio.get_running_loop()
         start = loop.time()
-        await feeder._send("outdoors")
+        await feeder._learned("outdoors")
         return loop.time() - start
 
-    assert asyncio.run(timed()) >= 0.3
-    assert len(service.sent) == 1
+    assert asyncio.run(waited()) >= 0.3
+    service.is_frozen = True  # it will never learn
+    monkeypatch.setattr(demo, "PATIENCE", 1e6)
+    asyncio.run(waited())
 
 
 def test_a_refusal_does_not_end_it(monkeypatch, caplog):
     sleep = asyncio.sleep
-    monkeypatch.setattr(demo.asyncio, "sleep", lambda seconds: sleep(0))
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(0))
     service = FakeService()
     service.refusals = 2
     fed(service, lambda shown: service.sent)

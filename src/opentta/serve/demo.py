@@ -45,7 +45,7 @@ UNKNOWN = 0.25  # share of the images
 KNOWN = 60  # images that the streams are calibrated with
 PHASE_SECONDS, PHASE_IMAGES = 30.0, 240  # the corruption changes when both have passed
 REQUEST_SECONDS = 0.4  # between two requests, at least
-PATIENCE = 5.0  # seconds that a stream is given to learn from what it has
+PATIENCE = 30.0  # seconds at most that a stream is given to learn from what it has
 WINDOW, FEWEST = 96, 12  # images outdoors that a share is of
 TRUTHS = 48  # images whose truth the page may ask for
 
@@ -150,8 +150,8 @@ class Demo:
         end = time.monotonic() + PATIENCE
         group = self._service.host.adapter.policy.group
         while time.monotonic() < end:
-            there = {info.name: info for info in self._service.host.streams()}
-            if stream not in there or there[stream].waiting < group:
+            found = [info for info in self._service.host.streams() if info.name == stream]
+            if not any(i.waiting >= group and not (i.is_frozen or i.is_paused) for i in found):
                 return
             await asyncio.sleep(0.05)
 
