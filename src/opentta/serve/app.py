@@ -111,6 +111,7 @@ def create_app(host: Host, settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service, app.state.settings = service, settings
     app.state.demo = demo.shown if demo else lambda: None
@@ -183,13 +184,14 @@ def _add_streams(app: FastAPI, service: Service) -> None:
 
     for action in ("reset", "freeze", "unfreeze", "resume", "flush"):
         run = getattr(host, action)
+        said = (run.__doc__ or "").replace("``", "").partition(";")[0].partition(" See")[0]
         app.add_api_route(
             f"/v1/streams/{{id}}/{action}",
             _action(service, run),
             methods=["POST"],
             status_code=204,
             name=action,
-            description=(run.__doc__ or "").partition(" See ")[0].partition("; see")[0],
+            description=said.strip().rstrip(".") + ".",
         )
 
     @app.delete("/v1/streams/{id}", status_code=204)

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from opentta import errors
 
@@ -91,6 +92,10 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def of_routes(request: Request, error: HTTPException) -> Response:
         return Problem(error.status_code, str(error.detail), error.headers).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def of_the_line(request: Request, error: ClientDisconnect) -> Response:
+        return Problem(400, "the body did not arrive whole").response()  # for the count alone
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
