@@ -94,10 +94,15 @@ class Browser:
 
 
 class Tab:
-    """One page in a window of its own size."""
+    """One page, a file or an address, in a window of its own size."""
 
     def __init__(
-        self, browser: Browser, file: Path, width: int, dark: bool = False, scripts: bool = True
+        self,
+        browser: Browser,
+        page: Path | str,
+        width: int,
+        dark: bool = False,
+        scripts: bool = True,
     ) -> None:
         self.browser = browser
         target = browser.send("Target.createTarget", url="about:blank")["targetId"]
@@ -117,7 +122,8 @@ class Tab:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         if not scripts:
             self.send("Emulation.setScriptExecutionDisabled", value=True)
-        self.send("Page.navigate", url=file.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        self.send("Page.navigate", url=url)
         browser.wait("Page.loadEventFired", self.session)
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:

@@ -54,10 +54,10 @@ def as_files(images, field="images"):
 
 
 @contextlib.contextmanager
-def running(host, settings=None):
+def running(host, settings=None, port=0):
     """A real server in a thread of this process; gives its address."""
     app = create_app(host, settings or Settings())
-    server = make_server(app, host="127.0.0.1", port=0)
+    server = make_server(app, host="127.0.0.1", port=port)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -14,6 +14,7 @@ from opentta.errors import ConfigError
 if TYPE_CHECKING:
     from opentta.serve import Host
 
+DEMO_GROUP = 16  # a step comes sooner
 NOT_SAVED = 1  # exit status
 TOKEN = "OPENTTA_TOKEN"  # in the environment
 
@@ -86,6 +87,8 @@ class Serve:
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"expected --{flag} of at least {least}: {getattr(self, name)}")
+        if self.demo and self.model is not None:
+            raise ConfigError("--demo sends what the embedded model knows: leave out --model")
         settings = Settings(token=self.token or os.environ.get(TOKEN) or None, demo=self.demo)
         console = make_console(stderr=True)
         app = create_app(self.make_host(), settings)
@@ -106,6 +109,8 @@ class Serve:
 
         model, fields = self._model()
         policy = {"group": self.group, "every": self.every, "budget": self.budget}
+        if self.demo:
+            fields["group"] = DEMO_GROUP
         fields |= {name: value for name, value in policy.items() if value is not None}
         if not self.guard:
             fields["guard"] = False

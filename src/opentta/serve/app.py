@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from opentta.adapter.health import Health
 from opentta.adapter.serving import Feedback
 from opentta.errors import StreamError
 from opentta.serve.bodies import read_images, read_json
+from opentta.serve.demo import Demo
 from opentta.serve.events import Events
 from opentta.serve.gate import Gate
 from opentta.serve.gather import Answer
@@ -90,11 +92,16 @@ def create_app(host: Host, settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     service = Service(host, settings)
+    demo = Demo(service) if settings.demo else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start()
+        feeding = asyncio.create_task(demo.run()) if demo else None
         yield
+        if feeding is not None:
+            feeding.cancel()
+            await asyncio.wait([feeding])
         await service.close()
 
     app = FastAPI(
@@ -107,7 +114,7 @@ def create_app(host: Host, settings: Settings | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service, app.state.settings = service, settings
-    app.state.demo = lambda: None
+    app.state.demo = demo.shown if demo else lambda: None
     app.add_middleware(Gate, service=service)
     add_handlers(app)
     _add_streams(app, service)
