@@ -17,9 +17,8 @@ from opentta.metrics.samples import Samples
 from opentta.metrics.windows import PAPER_WINDOW, Window, along, ends
 from opentta.report.figures.figure import SMALL, Curve, Figure, Omission, Panel
 from opentta.report.figures.style import ID_COLOR, INK, OOD_COLOR, QUIET, Look
-from opentta.report.study.notes import REJECTED
 from opentta.report.study.scope import Scope, stream_words
-from opentta.report.study.side import SideFiles
+from opentta.report.study.side import REJECTED, SideFiles
 from opentta.report.study.values import SOURCE, Entry, Row, percent
 
 ROWS = 6

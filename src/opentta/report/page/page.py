@@ -20,7 +20,6 @@ from opentta.bench.store.results import Record
 from opentta.report.figures.figure import FOLDER, Figure, Omission
 from opentta.report.page.gallery import gallery_of
 from opentta.report.page.summary import findings, headline, limits, tiles
-from opentta.report.study.notes import REJECTED
 from opentta.report.study.provenance import Fact, facts
 from opentta.report.study.section import Section
 from opentta.report.study.study import Study

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from opentta.bench.paper.tables import paper_table, paper_tables
 from opentta.report.study.notes import departures
-from opentta.report.study.scope import Scope, scopes
+from opentta.report.study.scope import Scope, lead_of, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.streams import sentences
 from opentta.report.study.values import Row, Value, fixed, percent, plural
@@ -26,17 +26,6 @@ class Tile:
     label: str
     value: str
     detail: str
-
-
-def lead_of(sections: Sequence[Section]) -> Scope | None:
-    """What the headline is about: the first table computed here that has a value of H.
-
-    Never streams of several shapes: a row of one shape is not compared with one of another.
-    """
-    tables = [section for section in sections if section.kind != "streams"]
-    found = [scope for section in tables for scope in scopes(section) if scope.ranked]
-    order = sorted(found, key=lambda s: (s.section.published, s.section.kind != "table"))
-    return order[0] if order else None
 
 
 def headline(sections: Sequence[Section]) -> str:
