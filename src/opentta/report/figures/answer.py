@@ -65,10 +65,11 @@ def answer_figure(side: SideFiles, scope: Scope, prefix: str) -> Figure | Omissi
     others = [row for row in scope.ranked if row.name != SOURCE]
     if scope.source is None or not others:
         return Omission(f"{TITLE}: {scope.words}", "there is no source row with another beside it")
-    for row in others:
-        streams = _streams(side, scope, scope.source, row)
-        if streams is not None:
-            return _figure(streams, row, others[0], prefix)
+    for severity in reversed(scope.severities):
+        for row in others:
+            streams = _streams(side, scope, (scope.source, row), severity)
+            if streams is not None:
+                return _figure(streams, row, others[0], prefix)
     reason = (
         "no stream of which the store holds the samples of both source and a row that adapts, "
         "known and unknown ones"
@@ -78,7 +79,7 @@ def answer_figure(side: SideFiles, scope: Scope, prefix: str) -> Figure | Omissi
 
 def _figure(streams: SharedStreams, row: Row, best: Row, prefix: str) -> Figure:
     look = looks([SOURCE, row.label], highlight=row.label)
-    size = max(len(streams.frozen[0]) // WINDOWS, 1)
+    size = -(-len(streams.frozen[0]) // WINDOWS)
     rows = {SOURCE: streams.frozen, row.label: streams.adapting}
     found = {label: _mean_curves(samples, size) for label, samples in rows.items()}
     names = ("Accuracy on known images (%)", "Unknown images rejected (%)")
@@ -92,52 +93,51 @@ def _figure(streams: SharedStreams, row: Row, best: Row, prefix: str) -> Figure:
         panels.append(Panel(name, partial(draw_answer, curves=curves, total=total)))
         said.append(f"{name.removesuffix(' (%)')}: {', '.join(curve.label for curve in curves)}")
     how = decisions(streams.adapting[0])[1]
-    stand_in = "" if row == best else f" The best row, {best.label}, has no samples stored here."
+    stand_in = ""
+    if row != best:
+        stand_in = f" {row.label} stands in: no samples of {best.label}, the best row, are stored."
     return Figure(
         f"{prefix}answer",
         TITLE,
-        f"{streams.words[0].upper() + streams.words[1:]}. Numbers: over the whole stream; points: "
-        f"a sixth of it each.{stand_in} {how}",
+        f"{streams.words}.{stand_in} Numbers are of the whole stream, points of a sixth of it. "
+        f"{how}",
         streams.basis,
         f"Per cent over the whole stream. {'; '.join(said)}.",
         tuple(panels),
         size=SMALL,
-        lead=True,
     )
 
 
-def _streams(side: SideFiles, scope: Scope, source: Row, row: Row) -> SharedStreams | None:
-    """The streams that both rows share, at the severity of the tables where there are some."""
-    own, other = (_with_samples(side, scope, each) for each in (source, row))
-    shared = [stream for stream in own if stream in other]
-    strengths = sorted({own[stream].place.severity for stream in shared}, reverse=True)
-    for severity in strengths:
-        pairs = [
-            (own[s].place, side.samples(own[s].record), side.samples(other[s].record))  # type: ignore[arg-type]
-            for s in shared
-            if own[s].place.severity == severity
-        ]
-        whole = [
-            (place, frozen, adapting)
-            for place, frozen, adapting in pairs
-            if frozen is not None and adapting is not None and len(frozen) == len(adapting)
-            if 0 < int(frozen.known.sum()) < len(frozen)
-        ]
-        if whole:
-            length = Counter(len(frozen) for _, frozen, _ in whole).most_common(1)[0][0]
-            kept = [each for each in whole if len(each[1]) == length]
-            places, frozen, adapting = zip(*kept, strict=True)
-            return SharedStreams(places, frozen, adapting)
-    return None
+def _streams(
+    side: SideFiles, scope: Scope, rows: tuple[Row, Row], severity: int
+) -> SharedStreams | None:
+    """The streams of a severity of which both rows have their samples, all of one length."""
+    own, other = (_with_samples(side, scope, row, severity) for row in rows)
+    found = []
+    for stream in (stream for stream in own if stream in other):
+        frozen, adapting = (_samples(side, cells[stream]) for cells in (own, other))
+        if frozen is None or adapting is None or len(frozen) != len(adapting):
+            continue
+        if 0 < int(frozen.known.sum()) < len(frozen):
+            found.append((own[stream].place, frozen, adapting))
+    if not found:
+        return None
+    length = Counter(len(frozen) for _, frozen, _ in found).most_common(1)[0][0]
+    places, frozens, adaptings = zip(*(e for e in found if len(e[1]) == length), strict=True)
+    return SharedStreams(places, frozens, adaptings)
+
+
+def _samples(side: SideFiles, entry: Entry) -> Samples | None:
+    return None if entry.record is None else side.samples(entry.record)
 
 
 def _with_samples(
-    side: SideFiles, scope: Scope, row: Row
+    side: SideFiles, scope: Scope, row: Row, severity: int
 ) -> dict[tuple[str, str, int, int], Entry]:
     return {
         each.stream: each
         for ood in scope.column.oods
-        for each in scope.section.pool(row, ood)
+        for each in scope.section.pool(row, ood, severity)
         if each.record is not None and each.ok and side.has_samples(each.record)
     }
 
@@ -184,11 +184,11 @@ def draw_answer(axes: Axes, curves: Sequence[Curve], total: int) -> None:
 
 
 def apart(values: Sequence[float], gap: float) -> list[float]:
-    """Places for labels near ``values``, in their order, at least ``gap`` from each other.
+    """Places for labels near ``values``, in their order: ``gap`` apart, and half of it above 0.
 
     Example:
-        >>> apart([50.0, 52.0], 10.0), apart([20.0, 80.0], 10.0)
-        ([46.0, 56.0], [20.0, 80.0])
+        >>> apart([50.0, 52.0], 10.0), apart([20.0, 80.0], 10.0), apart([3.0, 2.0], 10.0)
+        ([46.0, 56.0], [20.0, 80.0], [15.0, 5.0])
     """
     order = np.argsort(values, kind="stable")
     placed = np.array(values, float)[order]
@@ -197,6 +197,7 @@ def apart(values: Sequence[float], gap: float) -> list[float]:
         if lacking > 0:  # both give way; those below have been placed, and move along
             placed[: low + 1] -= lacking / 2
             placed[low + 1] += lacking / 2
+    placed += max(0.0, gap / 2 - placed[0])  # names of the axis are below
     out = np.empty_like(placed)
     out[order] = placed
     return [float(value) for value in out]

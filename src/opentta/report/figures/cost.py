@@ -18,7 +18,7 @@ from opentta.report.figures.style import QUIET, Look
 from opentta.report.study.scope import Scope, basis_of
 from opentta.report.study.values import fixed
 
-
+TITLE = "H-score against cost"
 LETTER = 4.9
 """Points of print that a letter of a name takes."""
 FAR = 13.0
@@ -37,7 +37,6 @@ class Point:
 
 def cost_figure(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Figure | Omission:
     """H-score against cost, with the front that no other row beats."""
-    title = "H-score against cost"
     points, rows, without = [], [], []
     for row in scope.rows:
         cost = scope.section.effort(row, "cost", scope.severity).mean
@@ -51,17 +50,17 @@ def cost_figure(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Figure |
         reason = "fewer than two rows have both H and a cost"
         if scope.section.shared:
             reason += ", as cells ran on a GPU at the same time; it is measured with --processes 1"
-        return Omission(f"{title}: {scope.words}", reason)
+        return Omission(f"{TITLE}: {scope.words}", reason)
     front = pareto(np.array([p.x for p in points]), np.array([p.y for p in points]))
     best = ", ".join(points[index].label for index in front)
     left = f" Not shown, as H or cost is missing: {', '.join(without)}." if without else ""
     values = "; ".join(f"{p.label} {fixed(p.y)} at {fixed(p.x)} times" for p in points)
     return Figure(
         f"{prefix}cost",
-        title,
-        f"{scope.words}. Filled and joined: rows that no cheaper row beats ({best}). Cost is the "
-        "median over cells of the time of a step over that of a plain forward; source is 1 by "
-        f"definition.{left}",
+        TITLE,
+        f"{scope.words}. Filled and joined: no cheaper row beats them ({best}). Cost: time of a "
+        "step over that of a plain forward, median over cells; source is 1 by definition."
+        f"{left}",
         f"{basis_of(scope.entries(rows))}.{scope.partial(rows)}",
         f"H-score in per cent and cost: {values}.",
         (Panel("", partial(draw_pareto, points=points)),),
@@ -142,7 +141,7 @@ def label_places(axes: Axes, points: Sequence[Point]) -> list[tuple[float, float
         axes.transLimits.transform(axes.transScale.transform((p.x, p.y))) * size for p in points
     ]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
-    out = []
+    out: list[tuple[float, float]] = []
     for point, (x, y) in zip(points, spots, strict=True):
         wide = LETTER * len(point.label) / 2
         tried = []

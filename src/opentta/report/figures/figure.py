@@ -61,6 +61,7 @@ class Omission:
 
     title: str
     reason: str
+    lead: bool = False  # should stand at the head of the page
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from opentta.report.figures.answer import answer_figure
 from opentta.report.figures.corruptions import bars_figure, heat_figure
+from opentta.report.figures.cost import TITLE as COST
 from opentta.report.figures.cost import cost_figure
 from opentta.report.figures.figure import FOLDER, Figure, Omission
 from opentta.report.figures.shapes import shapes_figure
@@ -18,6 +19,7 @@ from opentta.report.figures.tokens import token_figures
 from opentta.report.study.scope import Scope, lead_of, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.study import Study, slug
+from opentta.report.study.sweep import sweeps_of
 
 LIMIT = 14
 """Figures of one report: more of them are searched, not seen."""
@@ -91,15 +93,14 @@ def _of_section(
         if len(found) > 1:
             prefix += f"{slug(scope.backbone)}-{slug(scope.id)}-"
         own = _of_scope(study, scope, prefix, first=number == 0)
+        if lead is None and section.kind == "streams":  # its heat map is the answer
+            own = [replace(each, lead=True) for each in own]
         if lead is not None and scope.section is lead.section and scope == lead:
+            first = answer_figure(study.side, scope, prefix)
+            cost = [e for e in own if e.title.startswith(COST)]
             own = [
-                answer_figure(study.side, scope, prefix),
-                *(
-                    replace(each, lead=True)
-                    if isinstance(each, Figure) and each.name == f"{prefix}cost"
-                    else each
-                    for each in own
-                ),
+                *(replace(e, lead=True) for e in (first, *cost)),
+                *(e for e in own if e not in cost),
             ]
         out += own
     return out
@@ -117,7 +118,7 @@ def _of_scope(study: Study, scope: Scope, prefix: str, first: bool) -> list[Figu
         return [cost_figure(scope, prefix, look)]
     if kind == "streams":
         return [shapes_figure(scope, prefix)]
-    if kind == "tune":
+    if kind == "tune" or sweeps_of(scope.section):  # the page has heat maps of them
         return []
     if kind == "alpha":
         return [alpha_figure(scope, prefix, look)]

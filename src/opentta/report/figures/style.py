@@ -39,7 +39,7 @@ PALE = "#f3f5f7"
 """The middle or the lower end of a heat map."""
 SALT = "opentta"
 
-_COLORS = (GREEN, PURPLE, ORANGE, SKY, VERMILLION, QUIET)
+_COLORS = (GREEN, ORANGE, PURPLE, VERMILLION, SKY, QUIET)
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES = ((0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2)), (0, (2, 1.5)))
 _SETTINGS = Path(__file__).with_name("figures.mplstyle")

@@ -15,7 +15,7 @@ import numpy as np
 from opentta.bench.store.results import Record
 
 ROUNDING = 1.0
-"""Seconds by which two times of beginning, stored in whole seconds, may lie closer than they did."""
+"""Seconds by which stored times of beginning, which are whole, may lie closer than they did."""
 
 
 def on_gpu(record: Record) -> bool:

@@ -247,13 +247,13 @@ def _once(headings: Iterable[Heading]) -> tuple[list[Heading], list[str]]:
 
 
 def has_effort(section: Section, measure: str) -> bool:
-    """Whether cost or memory was measured, as it can be compared, for a row that adapts."""
-    values = (
+    """Whether cost or memory was measured, as it can be compared, in most cells that adapt."""
+    values = [
         section.comparable(record, measure)
         for record in section.records
         if record.cell.get("method") != SOURCE
-    )
-    return any(not math.isnan(value) for value in values)
+    ]
+    return 2 * sum(not math.isnan(value) for value in values) > len(values)
 
 
 def _cell(section: Section, row: Row, heading: Heading, severity: int) -> TableCell:
