@@ -34,7 +34,7 @@ PALETTE = {
     "orange": ORANGE,
     "sky": SKY,
 }
-"""What the page may replace by a lighter twin on a dark ground, by the name it has there."""
+"""What the page replaces by a twin that can be told from its ground, by the name it has there."""
 PALE = "#f3f5f7"
 """The middle or the lower end of a heat map."""
 SALT = "opentta"

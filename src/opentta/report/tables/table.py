@@ -238,7 +238,7 @@ def _once(headings: Iterable[Heading]) -> tuple[list[Heading], list[str]]:
             repeated.setdefault((heading.top, first.top), []).append(heading.label)
     same: dict[tuple[str, str], list[str]] = {}  # (measures, where they are) -> where they were
     for (top, first_top), labels in repeated.items():
-        same.setdefault((" and ".join(labels), first_top), []).append(top)
+        same.setdefault((", ".join(labels), first_top), []).append(top)
     out = [
         f"Equal columns stand once: {labels} of {' and '.join(tops)} under {first_top}."
         for (labels, first_top), tops in same.items()
