@@ -73,14 +73,13 @@ def _methods(scope: Scope, sweeps: Sequence[Sweep]) -> Heat:
         rows = sorted(sweep.points, key=lambda row: levels.index(sweep.points[row][0]))
         found = [_value(scope, row, "h") for row in rows]
         lines.append((sweep.method, found, [short(sweep.points[row][0], False) for row in rows]))
-    every = [value for _, found, _ in lines for value in found]
     heads = ("smallest", *[""] * (longest - 2), "largest")
     return Heat(
-        f"H (%) by {fields}, {scope.words}; below each value its {fields}",
+        f"H (%) by {fields}, {scope.words}; below each value its {fields}, shades by line",
         "Method",
         heads[:longest],
         tuple(
-            (method, _filled(_shades(found, "h", every, levels), longest))
+            (method, _filled(_shades(found, "h", found, levels), longest))
             for method, found, levels in lines
         ),
     )
