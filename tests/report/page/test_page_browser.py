@@ -1,5 +1,7 @@
 """The page in a real browser: no request, no error, sorting, filters, small screens, dark mode."""
 
+import re
+
 import pytest
 from browser import CHROMIUM, NO_CHROMIUM, Tab, chromium
 from stores import FIFTEEN, make_store, places
@@ -12,11 +14,11 @@ from opentta.report.study.study import load_study
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 OODS = ("textures", "places", "inaturalist", "sun")
 TABLE = "#t-1-1"
-H_HEAD = f"{TABLE} thead tr:nth-child(2) th:nth-child(3)"  # H of the average
+H_HEAD = f"{TABLE} thead tr:nth-child(2) th:nth-child(1)"  # H of the average
 ORDER = f"[...document.querySelectorAll('{TABLE} tbody th')].map(e => e.textContent)"
 VALUES = (
     f"[...document.querySelectorAll('{TABLE} tbody tr')]"
-    ".map(r => r.cells[3].dataset.v === undefined ? null : Number(r.cells[3].dataset.v))"
+    ".map(r => r.cells[1].dataset.v === undefined ? null : Number(r.cells[1].dataset.v))"
 )
 SORTED = f"document.querySelector('{H_HEAD}').getAttribute('aria-sort')"
 WIDTHS = "[document.documentElement.scrollWidth, innerWidth]"
@@ -28,6 +30,18 @@ OVERFLOWING = """
                  return r.width > 0 && (r.right > innerWidth + 1 || r.left < -1); })
   .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))
 """
+CUT = """
+[...document.querySelectorAll('.scroll')]
+  .filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1)
+  .map(e => e.getAttribute('aria-label'))
+"""
+H_EDGES = """
+[...document.querySelectorAll('table.sortable.numbers')].filter(e => e.checkVisibility()).map(
+  e => [e.tHead.rows[1].cells[0].innerText, e.tBodies[0].rows[0].cells[1].getBoundingClientRect()])
+  .map(([label, box]) => [label, box.left, box.right])
+"""
+OPEN = "document.querySelectorAll('details').forEach(e => { e.open = true; })"
+ANSWER, COST = "#figure-table1-answer", "#figure-table1-cost"
 SIZES = """
 [...document.querySelectorAll('figure svg')]
   .map(e => [e.closest('figure').id, e.getBoundingClientRect().width,
@@ -52,6 +66,10 @@ def study(tmp_path_factory):
         sampled=lambda p: p.seed == 1 and p.corruption == "shot_noise" and p.ood == "textures",
         failed=lambda p: p.row == "tent",
     )
+    make_store(path, places(rows=("source", "sar"), oods=("sun",)), preset="table2", paper="")
+    rates = [{"lr": rate} for rate in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    tuned = places(rows=("sar",), oods=("sun",), settings=rates, seeds=(1,))
+    make_store(path, tuned, preset="tune-sar", kind="tune", paper="")
     cells = places(rows=("ladder_affine",), oods=("ninco",), settings=swept, seeds=(1,))
     make_store(path, cells, preset="lambda", kind="lambda", paper="", published=True)
     return load_study(path)
@@ -116,7 +134,7 @@ def test_figures_leave_no_hole(browser, file):
 
 
 def test_no_text_leaves_the_screen(tab):
-    tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    tab.evaluate(OPEN)
     width, inner = tab.evaluate(WIDTHS)
     assert width <= inner
     assert tab.evaluate(OVERFLOWING) == []
@@ -133,10 +151,106 @@ def test_text_of_figures_has_the_colour_of_the_page_and_can_be_read(tab):
     assert figure == text
 
 
+def channels(color):
+    """Red, green and blue from 0 to 1 of ``rgb(r, g, b)`` or ``color(srgb r g b)``."""
+    numbers = [float(n) for n in re.findall(r"[\d.]+", color)]
+    assert len(numbers) == 3, color
+    return numbers if color.startswith("color(srgb") else [n / 255 for n in numbers]
+
+
 def light(color):
-    """Brightness of ``rgb(r, g, b)`` from 0 to 1."""
-    numbers = [float(n) for n in color.removeprefix("rgb(").removesuffix(")").split(",")]
-    return sum(numbers) / 3 / 255
+    """Brightness of a colour from 0 to 1."""
+    return sum(channels(color)) / 3
+
+
+def contrast(one, two):
+    """The ratio of luminances by which WCAG 2 judges whether text can be read: 1 to 21."""
+
+    def luminance(color):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    bright, dark = sorted((luminance(channels(c)) + 0.05 for c in (one, two)), reverse=True)
+    return bright / dark
+
+
+def test_contrast_is_that_of_the_standard():
+    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
+    assert contrast("rgb(119, 119, 119)", "color(srgb 1 1 1)") == pytest.approx(4.48, abs=0.01)
+
+
+def test_no_table_is_cut_on_a_wide_screen(browser, file):
+    tab = Tab(browser, file, 1280)
+    tab.evaluate(OPEN)
+    assert len(tab.evaluate("[...document.querySelectorAll('.scroll')].map(e => e.id)")) > 10
+    assert tab.evaluate(CUT) == []
+
+
+def test_h_is_seen_without_scrolling_sideways(tab):
+    tab.evaluate(OPEN)
+    found = tab.evaluate(H_EDGES)
+    width = tab.evaluate("innerWidth")
+    assert len(found) >= 5
+    for label, left, right in found:
+        assert label.split()[0] == "H"
+        assert 0 < left < right <= width
+
+
+def test_the_answer_is_a_picture_above_the_fold(browser, file):
+    """On a wide screen with H against cost beside it and the tiles; on a phone it begins there."""
+    box = "(r => [r.top, r.bottom, r.left, r.right])(document.querySelector('{}')"
+    box += ".getBoundingClientRect())"
+    wide = Tab(browser, file, 1280)
+    answer, cost = (wide.evaluate(box.format(f"{name} .panels")) for name in (ANSWER, COST))
+    tiles = wide.evaluate(box.format(".tiles"))
+    assert answer[1] <= 800 and cost[1] <= 800 and tiles[1] <= answer[0]
+    assert answer[3] < cost[2] and abs(answer[0] - cost[0]) < 2  # side by side
+    phone = Tab(browser, file, 375)
+    top, bottom, left, right = phone.evaluate(box.format(f"{ANSWER} .panel"))
+    assert 0 < top < bottom <= 800 and 0 <= left < right <= 375
+    assert phone.evaluate(box.format(".tiles"))[0] > bottom
+
+
+def test_what_is_first_and_what_is_soft_can_be_read_on_either_ground(tab):
+    """Text 4.5 to 1 and curves 3 to 1 against what they stand on, as WCAG 2.1 AA asks."""
+    tab.evaluate(OPEN)
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    page, card = (
+        tab.evaluate(style.format(name, "backgroundColor")) for name in ("body", ".tiles > div")
+    )
+    for name in (".lede", ".quiet", ".tiles span", "nav a", "figcaption", "th[scope=row]"):
+        assert contrast(tab.evaluate(style.format(name, "color")), page) >= 4.5, name
+    for name in (".verdict.right", ".verdict.wrong", ".sd"):
+        assert contrast(tab.evaluate(style.format(name, "color")), card) >= 4.5, name
+    strokes = tab.evaluate(
+        f"[...document.querySelectorAll('{ANSWER} path, {COST} path')]"
+        ".map(e => getComputedStyle(e).stroke).filter(e => e.startsWith('rgb('))"
+    )
+    assert len(set(strokes)) >= 4  # the text's, the grid's, and those of rows
+    for stroke in set(strokes) - {"rgb(138, 143, 152)"}:  # the grid may be pale
+        assert contrast(stroke, card) >= 3, stroke
+
+
+def test_the_numbers_of_heat_maps_can_be_read_on_their_shades(tab):
+    tab.evaluate(OPEN)
+    cells = tab.evaluate(
+        "[...document.querySelectorAll('table.heat td')].map(e => getComputedStyle(e))"
+        ".map(e => [e.color, e.backgroundColor])"
+    )
+    assert len(cells) >= 20 and len({ground for _, ground in cells}) >= 5
+    for color, ground in cells:
+        assert contrast(color, ground) >= 4.5, (color, ground)
+
+
+def test_what_adapts_is_drawn_in_a_lighter_blue_on_a_dark_ground(browser, file):
+    strokes = (
+        f"[...new Set([...document.querySelectorAll('{ANSWER} path')]"
+        ".map(e => getComputedStyle(e).stroke))]"
+    )
+    assert "rgb(0, 114, 178)" in Tab(browser, file, 1280).evaluate(strokes)
+    dark = Tab(browser, file, 1280, True)
+    assert "rgb(0, 114, 178)" not in dark.evaluate(strokes)
+    assert "rgb(77, 178, 236)" in dark.evaluate(strokes)
 
 
 def test_dark_and_light_differ(browser, file):
@@ -206,7 +320,11 @@ def test_the_first_tab_stop_skips_to_the_results(browser, file):
 def test_the_gallery_is_filtered_and_counts(browser, file):
     tab = Tab(browser, file, 1280)
     shown = "[...document.querySelectorAll('.shots > li')].filter(e => e.checkVisibility())"
-    assert tab.evaluate(f"{shown}.length") == 24  # one row of the table to begin with
+    folded = "document.querySelectorAll('.shots-group:not([open]) > .shots > li:not([hidden])')"
+    first = tab.evaluate(f"{shown}.length")
+    assert 0 < first < 24 and first + tab.evaluate(f"{folded}.length") == 24  # one row to begin
+    tab.evaluate(OPEN)
+    assert tab.evaluate(f"{shown}.length") == 24
     choose = (
         "(e => {{ e.value = '{1}'; e.dispatchEvent(new Event('change', {{bubbles: true}})); }})"
         "(document.querySelector('select[data-key={0}]'))"

@@ -15,7 +15,13 @@ def test_groups_of_one_stream_are_scored_apart(tmp_path):
     every = lambda place: True  # noqa: E731
     store = make_store(tmp_path / "s", cells, preset="open", paper="", groups=groups, sampled=every)
     table, raw = table_of(store, "open"), raw_cells(store)
-    assert [h.top for h in table.headings[::3]] == ["ssb +2", "near", "far", ""]
+    names = ["H", "ACC", "AUC", "FPR95"]
+    assert [(h.top, h.label) for h in table.headings] == [
+        *(("ssb +2", name) for name in names),
+        *((group, name) for group in groups for name in names if name != "ACC"),
+        ("", "cost"),
+    ]
+    assert "Equal columns stand once: ACC of near and far under ssb +2." in table.notes
     for group in groups:
         mean, std = expected(
             raw, "sar", ["ssb+ninco+textures"], "auroc", nest=lambda m, g=group: m["groups"][g]
@@ -59,14 +65,19 @@ def test_a_run_without_groups_has_them_once_a_plan_names_some(tmp_path):
     store, cells, line = grouped(tmp_path / "s", None)
     assert "groups" not in line
     table = table_of(store, "open")
-    assert [h.top for h in table.headings[::3]] == ["ssb +2", *STREAM.split("+"), ""]
+    tops = list(dict.fromkeys(heading.top for heading in table.headings))
+    assert tops == ["ssb +2", *STREAM.split("+"), ""]
     groups = {"near": ["ninco"], "all": STREAM.split("+"), "far": ["ssb", "textures"]}
     add_plan(store, Plan("open", groups=groups, cells=tuple(settled(p) for p in cells)))
     table = table_of(store, "open")
     assert cell(table, "sar", "h", "near").value == pytest.approx(
         100 * line["origins"]["ninco"]["h"]
     )
-    assert cell(table, "sar", "h", "all").value == pytest.approx(100 * line["h"])
+    assert "all" not in [heading.top for heading in table.headings]  # it is the stream itself
+    assert "Equal columns stand once: H, ACC, AUC, FPR95 of all under ssb +2." in table.notes
+    section = load_study(store).section("open")
+    column = next(column for column in section.columns if column.label == "all")
+    assert section.value(section.rows[0], column, 5, "h").mean == pytest.approx(line["h"])
     with np.load(store / "samples" / f"{settled(cells[0]).hash}.npz") as side:
         label, score, origin = side["label"], side["ood_score"], side["origin"]
         names = side["origins"].tolist()

@@ -53,9 +53,10 @@ def test_a_wide_terminal_gets_one_table(section):
     assert heads[0].count("ACC") == 5
 
 
-def test_a_narrow_table_repeats_cost_and_memory(section):
-    heads = [line for line in printed(section).splitlines() if re.search(r"ACC +AUC +H", line)]
-    assert len(heads) == 5 and all("cost" in line and "MiB" in line for line in heads)
+def test_a_narrow_table_repeats_the_cost(section):
+    text = printed(section)
+    heads = [line for line in text.splitlines() if re.search(r"H +ACC +AUC +FPR95", line)]
+    assert len(heads) == 5 and all(line.endswith("cost") for line in heads)
 
 
 def test_a_terminal_without_unicode_still_gets_the_table(section):

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -45,15 +47,76 @@ def test_h_is_the_mean_of_h_and_not_the_h_of_means(tmp_path):
     assert abs(h - 2 * acc * auc / (acc + auc)) > 0.05
 
 
+def one_after_the_other(chosen):
+    """Records of cells that had a GPU to themselves: each began an hour after the last."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    return [
+        record_of(p, device="cuda (H200)", started=(start + timedelta(hours=n)).isoformat())
+        for n, p in enumerate(chosen)
+    ]
+
+
 def test_cost_and_memory_are_medians_over_the_cells(tmp_path):
-    store = make_store(tmp_path / "s")
-    table = table_of(store)
-    for method in ("source", "sar"):
+    store = write_records(tmp_path / "s", one_after_the_other(places()))
+    table = build_table(load_study(store).sections[0])
+    for method in ("tent", "sar"):
         own = [one for key, one in raw_cells(store).items() if key[0] == method]
         cost = np.median([one["cost"] for one in own])
         memory = np.median([one["peak_memory"] for one in own]) / 2**20
         assert cell(table, method, "cost").value == pytest.approx(cost)
         assert cell(table, method, "memory").value == pytest.approx(memory)
+
+
+def test_the_cost_of_the_source_is_1_whatever_was_measured(tmp_path):
+    table = table_of(make_store(tmp_path / "s"))
+    assert cell(table, "source", "cost").value == 1.0
+
+
+def test_no_cost_is_printed_of_cells_that_shared_a_gpu(tmp_path):
+    shared = [record_of(p, device="cuda (H200)") for p in places()]  # all began at one time
+    table = build_table(load_study(write_records(tmp_path / "s", shared)).sections[0])
+    assert [heading.label for heading in table.headings if not heading.column] == ["MiB"]
+    assert any(note.startswith("no cost of 48 of 48 cells") for note in table.notes)
+    assert any(note.startswith("no cost of 48 of 48 cells") for note in table.print_notes)
+
+
+def test_memory_of_a_cpu_never_stands_beside_that_of_a_gpu(tmp_path):
+    chosen = places(rows=("source", "tent", "sar", "stamp"))
+    records = one_after_the_other(chosen)
+    records = [
+        replace(r, device="cpu") if p.row == "sar" else r
+        for p, r in zip(chosen, records, strict=True)
+    ]
+    table = build_table(load_study(write_records(tmp_path / "s", records)).sections[0])
+    assert cell(table, "sar", "memory").text == "n/a"
+    assert cell(table, "tent", "memory").value > 0
+    assert any("no memory of 12 of 48 cells: they ran on a CPU" in note for note in table.notes)
+
+
+def test_h_is_the_first_column_and_fpr95_is_in_the_table(tmp_path):
+    table = table_of(make_store(tmp_path / "s", places(oods=("textures",))))
+    labels = [heading.label for heading in table.headings]
+    assert labels == ["H", "ACC", "AUC", "FPR95", "cost"]
+    assert "FPR95: share of the OOD samples accepted" in table.legend
+    assert "OOD rej." not in table.legend
+
+
+def test_rejections_at_the_calibrated_rate_stand_in_the_table_and_none_is_the_best(tmp_path):
+    chosen = places(rows=("source", "tent"), oods=("textures",), corruptions=("fog",), seeds=(1,))
+    shares = {"source": (0.7, 0.5), "tent": (0.6, 0.1)}
+    decided = ("true_rejection", "false_rejection")
+    records = [
+        record_of(
+            p, metrics={"acc": 0.5, "h": 0.5} | dict(zip(decided, shares[p.row], strict=True))
+        )
+        for p in chosen
+    ]
+    table = build_table(load_study(write_records(tmp_path / "s", records)).sections[0])
+    for row, values in shares.items():
+        shown = [cell(table, row, name, "textures") for name in decided]
+        assert [one.value for one in shown] == [pytest.approx(100 * value) for value in values]
+        assert not any(one.best for one in shown)
+    assert "OOD rej. and ID rej." in table.legend
 
 
 def test_the_paper_stands_beside_and_the_difference_has_a_sign(tmp_path):
@@ -220,7 +283,10 @@ def test_source_is_never_the_best_in_effort(tmp_path):
     costs = {"source": 1.0, "tent": 2.0, "sar": 3.0}
     store = write_records(
         tmp_path / "s",
-        [record_of(p, cost=costs[p.row], peak_memory=int(2**20 * costs[p.row])) for p in chosen],
+        [
+            replace(record, cost=costs[p.row], peak_memory=int(2**20 * costs[p.row]))
+            for p, record in zip(chosen, one_after_the_other(chosen), strict=True)
+        ],
     )
     table = table_of(store)
     for measure in ("cost", "memory"):

@@ -18,6 +18,12 @@ from opentta.report.figures.style import QUIET, Look
 from opentta.report.study.scope import Scope, basis_of
 from opentta.report.study.values import fixed
 
+TITLE = "H-score against cost"
+LETTER = 4.9
+"""Points of print that a letter of a name takes."""
+FAR = 13.0
+"""Distance from which a line leads from a name to its point."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -31,7 +37,6 @@ class Point:
 
 def cost_figure(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Figure | Omission:
     """H-score against cost, with the front that no other row beats."""
-    title = "H-score against cost"
     points, rows, without = [], [], []
     for row in scope.rows:
         cost = scope.section.effort(row, "cost", scope.severity).mean
@@ -42,20 +47,24 @@ def cost_figure(scope: Scope, prefix: str, look: Mapping[str, Look]) -> Figure |
             rows.append(row)
             points.append(Point(row.label, look[row.label], cost, 100 * score))
     if len(points) < 2:
-        return Omission(f"{title}: {scope.words}", "fewer than two rows have both H and a cost")
+        reason = "fewer than two rows have both H and a cost"
+        if scope.section.shared:
+            reason += ", as cells ran on a GPU at the same time; it is measured with --processes 1"
+        return Omission(f"{TITLE}: {scope.words}", reason)
     front = pareto(np.array([p.x for p in points]), np.array([p.y for p in points]))
     best = ", ".join(points[index].label for index in front)
     left = f" Not shown, as H or cost is missing: {', '.join(without)}." if without else ""
     values = "; ".join(f"{p.label} {fixed(p.y)} at {fixed(p.x)} times" for p in points)
     return Figure(
         f"{prefix}cost",
-        title,
-        f"{scope.words}. Filled and joined: rows that no cheaper row beats ({best}). Cost is the "
-        f"median over cells of the time of a step over that of a plain forward.{left}",
+        TITLE,
+        f"{scope.words}. Filled and joined: no cheaper row beats them ({best}). Cost: time of a "
+        "step over that of a plain forward, median over cells; source is 1 by definition."
+        f"{left}",
         f"{basis_of(scope.entries(rows))}.{scope.partial(rows)}",
         f"H-score in per cent and cost: {values}.",
         (Panel("", partial(draw_pareto, points=points)),),
-        size=(4.8, 3.6),
+        size=(4.0, 3.2),
     )
 
 
@@ -95,8 +104,8 @@ def draw_pareto(axes: Axes, points: Sequence[Point]) -> None:
         span = max(float(x.max() - x.min()), 0.2)
         axes.set_xlim(x.min() - 0.08 * span, x.max() + 0.35 * span)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    offsets = _labels(axes, points)
-    for index, (point, (dx, dy, side)) in enumerate(zip(points, offsets, strict=True)):
+    places = label_places(axes, points)
+    for index, (point, (dx, dy)) in enumerate(zip(points, places, strict=True)):
         on = index in front
         axes.plot(
             point.x,
@@ -107,54 +116,48 @@ def draw_pareto(axes: Axes, points: Sequence[Point]) -> None:
             fillstyle="full" if on else "none",
             linestyle="none",
         )
+        leader = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
         axes.annotate(
             point.label,
             (point.x, point.y),
             xytext=(dx, dy),
             textcoords="offset points",
             fontsize=7.5,
-            ha=side,
+            ha="center",
             va="center",
             fontweight=matplotlib.rcParams["axes.titleweight"] if on else "normal",
+            arrowprops=leader if abs(dy) > FAR else None,
         )
     axes.set(xlabel="Cost (times a plain forward)", ylabel="H-score (%)")
 
 
-def _labels(axes: Axes, points: Sequence[Point]) -> list[tuple[float, float, str]]:
-    """Offset of each name from its point, in points, and its side, so that few of them touch."""
+def label_places(axes: Axes, points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Offset of the middle of each name from its point, in points of print.
+
+    Names keep clear of all points and of each other as long as there is room.
+    """
     size = axes.get_figure().get_size_inches() * 72 * 0.8  # type: ignore[union-attr]
     spots = [
         axes.transLimits.transform(axes.transScale.transform((p.x, p.y))) * size for p in points
     ]
-    boxes: list[tuple[float, float, float, float]] = [
-        (x - 5, y - 5, x + 5, y + 5) for x, y in spots
-    ]
-    out = []
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    out: list[tuple[float, float]] = []
     for point, (x, y) in zip(points, spots, strict=True):
-        width = 4.6 * len(point.label)
-        best, chosen = np.inf, (8.0, 0.0, "left")
-        for dx, dy, side in _SPOTS:
-            left = x + dx - (width if side == "right" else width / 2 if side == "center" else 0)
-            box = (left, y + dy - 5, left + width, y + dy + 5)
-            cost = sum(_overlap(box, other) for other in boxes) + 0.01 * (abs(dx) + abs(dy))
-            cost += 50 * max(0.0, box[2] - size[0]) + 50 * max(0.0, -box[0])
-            if cost < best:
-                best, chosen, taken = cost, (dx, dy, side), box
-        boxes.append(taken)
-        out.append(chosen)
+        wide = LETTER * len(point.label) / 2
+        tried = []
+        for dy in (0, *(sign * step for step in range(7, 60, 4) for sign in (1, -1))):
+            for side in (1, -1, 0):
+                dx = side * (wide + (9 if abs(dy) < 9 else 3))
+                box = (x + dx - wide, y + dy - 5, x + dx + wide, y + dy + 5)
+                outside = (max(0, -box[0]), max(0, box[2] - size[0]))
+                beyond = (max(0, -box[1]), max(0, box[3] - size[1]))
+                crowded = sum(_overlap(box, other) for other in taken)
+                away = 0.5 * abs(dy) + 0.1 * abs(dx) + (side != 1)
+                tried.append((crowded + 50 * sum((*outside, *beyond)) + away, dx, dy, box))
+        _, dx, dy, box = min(tried)
+        taken.append(box)
+        out.append((dx, dy))
     return out
-
-
-_SPOTS = (
-    (8.0, 0.0, "left"),
-    (-8.0, 0.0, "right"),
-    (0.0, 11.0, "center"),
-    (0.0, -11.0, "center"),
-    (7.0, 9.0, "left"),
-    (7.0, -9.0, "left"),
-    (-7.0, 9.0, "right"),
-    (-7.0, -9.0, "right"),
-)
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:

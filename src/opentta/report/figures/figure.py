@@ -20,11 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from opentta.metrics.measures import Array
-from opentta.report.figures.style import INK, SALT, Look, drawing
+from opentta.report.figures.style import INK, PALETTE, SALT, Look, drawing
 
 PANEL = (4.2, 3.1)
 """Inches of a panel: its text is about 10 pixels high on a phone."""
-SMALL = (3.4, 2.6)
+SMALL = (3.5, 2.5)
 """Inches of a panel of which three stand side by side."""
 DPI = 200
 FOLDER = "figures"
@@ -61,6 +61,7 @@ class Omission:
 
     title: str
     reason: str
+    lead: bool = False  # should stand at the head of the page
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Figure:
     panels: tuple[Panel, ...]
     columns: int = 2  # panels side by side in print
     size: tuple[float, float] = PANEL  # inches of a panel
+    lead: bool = False  # stands at the head of the page
 
     def save(self, folder: Path) -> list[Path]:
         """Write ``<name>.pdf`` and ``<name>.png``; equal figures give equal bytes."""
@@ -108,7 +110,7 @@ class Figure:
 
     @cached_property
     def svgs(self) -> tuple[str, ...]:
-        """One SVG per panel, for inside a page: without a size, ink in the colour of the text."""
+        """One SVG per panel, for inside a page: without a size, in the colours of the page."""
         out = []
         for number, panel in enumerate(self.panels):
             with drawing(bold=True):
@@ -133,4 +135,6 @@ def _inline(svg: str, prefix: str) -> str:
     )
     svg = re.sub(r"'DejaVu Sans'", _FONTS, svg)
     svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
+    for name, color in PALETTE.items():
+        svg = svg.replace(color, f"var(--{name}, {color})")
     return re.sub(r"\n\s*", "\n", svg).strip()

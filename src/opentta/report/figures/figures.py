@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from opentta.report.figures.answer import answer_figure
 from opentta.report.figures.corruptions import bars_figure, heat_figure
+from opentta.report.figures.cost import TITLE as COST
 from opentta.report.figures.cost import cost_figure
 from opentta.report.figures.figure import FOLDER, Figure, Omission
 from opentta.report.figures.shapes import shapes_figure
@@ -14,9 +16,10 @@ from opentta.report.figures.stream import ROWS, stream_figures
 from opentta.report.figures.style import looks
 from opentta.report.figures.sweep import alpha_figure, settings_figure
 from opentta.report.figures.tokens import token_figures
-from opentta.report.study.scope import Scope, scopes
+from opentta.report.study.scope import Scope, lead_of, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.study import Study, slug
+from opentta.report.study.sweep import sweeps_of
 from opentta.report.study.values import UNLABELLED
 
 LIMIT = 14
@@ -25,10 +28,11 @@ LIMIT = 14
 
 def figures_of(study: Study) -> list[list[Figure | Omission]]:
     """For each section its figures, and what is left out with the reason, in order."""
+    lead = lead_of(study.sections)
     found: list[list[Figure | Omission]] = []
     names: set[str] = set()
     for section, prefix in zip(study.sections, study.file_names, strict=True):
-        made = _of_section(study, section, prefix)
+        made = _of_section(study, section, prefix, lead)
         found.append([_named_apart(e, names) if isinstance(e, Figure) else e for e in made])
     kept = _kept(study, found)
     reason = f"a report has {LIMIT} figures at most; report on fewer presets at once"
@@ -55,7 +59,8 @@ def write_figures(found: Iterable[Sequence[Figure | Omission]], out: Path) -> li
 def _kept(study: Study, found: Sequence[Sequence[Figure | Omission]]) -> set[str]:
     """Names of the figures that are shown.
 
-    First what only a preset of its own gives, then the first table, then cost in the others.
+    First what stands at the head of the page, what only a preset of its own gives and the first
+    table, then cost in the others.
     """
     tables = [section for section in study.sections if section.kind == "table"]
     first = next((section for section in tables if not section.published), None)
@@ -64,7 +69,7 @@ def _kept(study: Study, found: Sequence[Sequence[Figure | Omission]]) -> set[str
         for figure in each:
             if isinstance(figure, Figure):
                 whole = section is first or section.kind != "table"
-                rank = 0 if whole else 1 if figure.name.endswith("cost") else 2
+                rank = 0 if whole or figure.lead else 1 if figure.name.endswith("cost") else 2
                 ranks.append((rank, figure.name))
     ranks.sort(key=lambda item: item[0])
     return {name for _, name in ranks[:LIMIT]}
@@ -79,14 +84,26 @@ def _named_apart(figure: Figure, taken: set[str]) -> Figure:
     return replace(figure, name=name)
 
 
-def _of_section(study: Study, section: Section, name: str) -> list[Figure | Omission]:
+def _of_section(
+    study: Study, section: Section, name: str, lead: Scope | None
+) -> list[Figure | Omission]:
     found = scopes(section)
     out: list[Figure | Omission] = []
     for number, scope in enumerate(found):
         prefix = f"{name}-"
         if len(found) > 1:
             prefix += f"{slug(scope.backbone)}-{slug(scope.id)}-"
-        out += _of_scope(study, scope, prefix, first=number == 0)
+        own = _of_scope(study, scope, prefix, first=number == 0)
+        if lead is None and section.kind == "streams":  # its heat map is the answer
+            own = [replace(each, lead=True) for each in own]
+        if lead is not None and scope.section is lead.section and scope == lead:
+            first = answer_figure(study.side, scope, prefix)
+            cost = [e for e in own if e.title.startswith(COST)]
+            own = [
+                *(replace(e, lead=True) for e in (first, *cost)),
+                *(e for e in own if e not in cost),
+            ]
+        out += own
     return out
 
 
@@ -102,7 +119,7 @@ def _of_scope(study: Study, scope: Scope, prefix: str, first: bool) -> list[Figu
         return [cost_figure(scope, prefix, look)]
     if kind == "streams":
         return [shapes_figure(scope, prefix)]
-    if kind in ("tune", UNLABELLED):
+    if kind in ("tune", UNLABELLED) or sweeps_of(scope.section):  # the page has heat maps of sweeps
         return []
     if kind == "alpha":
         return [alpha_figure(scope, prefix, look)]

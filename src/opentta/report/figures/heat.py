@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
 from opentta.metrics.measures import Array
-from opentta.report.figures.style import INK
+from opentta.report.figures.style import INK, shades
 from opentta.report.study.values import fixed
 
 
@@ -29,7 +28,7 @@ def draw_heat(
     if top is None:
         top = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     low, high = (-max(top, 1e-9), max(top, 1e-9)) if signed else (0.0, 100.0)
-    colors = matplotlib.colormaps["PuOr_r" if signed else "cividis"]
+    colors = shades(signed)
     axes.imshow(values, cmap=colors, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):

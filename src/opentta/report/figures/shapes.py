@@ -44,8 +44,8 @@ def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
     return Figure(
         f"{prefix}streams",
         title,
-        f"{scope.title}: points of accuracy, mean over OOD sets, seeds and draws. Orange: a gain; "
-        f"purple: a loss; a dash: no such cell.{rest}",
+        f"{scope.title}: points of accuracy, mean over OOD sets, seeds and draws. Blue: a gain; "
+        f"orange: a loss; a dash: no such cell.{rest}",
         f"{basis_of([entry for entry in scope.section.entries if entry.ok])}.",
         " ".join(sentences(scope.section)),
         tuple(Panel(f"{name} minus source", partial(draw, values=tables[name])) for name in names),
@@ -55,4 +55,4 @@ def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
 
 def _draw(axes: Axes, shapes: list[str], conditions: list[str], top: float, values: Array) -> None:
     draw_heat(axes, shapes, conditions, values, signed=True, xlabel="", top=top)
-    axes.tick_params(axis="x", rotation=60)
+    axes.set_xticks(axes.get_xticks(), conditions, rotation=45, ha="right", rotation_mode="anchor")

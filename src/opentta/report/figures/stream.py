@@ -17,9 +17,8 @@ from opentta.metrics.samples import Samples
 from opentta.metrics.windows import PAPER_WINDOW, Window, along, ends
 from opentta.report.figures.figure import SMALL, Curve, Figure, Omission, Panel
 from opentta.report.figures.style import ID_COLOR, INK, OOD_COLOR, QUIET, Look
-from opentta.report.study.notes import REJECTED
 from opentta.report.study.scope import Scope, stream_words
-from opentta.report.study.side import SideFiles
+from opentta.report.study.side import REJECTED, SideFiles
 from opentta.report.study.values import SOURCE, Entry, Row, percent
 
 ROWS = 6
@@ -85,6 +84,9 @@ def stream_figures(
     titles = ("ROC of the first and the last samples", "Along the stream", "OOD scores")
     rows = scope.chosen(ROWS)
     stream = stream_of(side, scope, rows)
+    if stream is not None and len(stream.samples) < min(len(rows), 2):  # others are stored
+        others = stream_of(side, scope, scope.rows)
+        stream = others if others is not None and len(others.samples) <= ROWS else stream
     if stream is None:
         names = ", ".join(row.label for row in rows)
         reason = f"no side file for {names}; samples are kept for one seed of each group"
@@ -312,20 +314,23 @@ def draw_scores(axes: Axes, known: Array, score: Array, edges: Array, threshold:
         axes.stairs(share, edges, fill=True, linewidth=0, **fill)
         label = f"{name}, {mask.sum():,}"
         axes.stairs(share, edges, color=color, linewidth=1.3, linestyle=dash, label=label)
+    right = threshold > (edges[0] + edges[-1]) / 2
     if np.isfinite(threshold):
         axes.axvline(threshold, color=INK, linewidth=1, linestyle=(0, (2, 2)))
         axes.annotate(
             "rejected →",
             (threshold, 0.98),
             xycoords=("data", "axes fraction"),
-            xytext=(3, 0),
+            xytext=(-3 if right else 3, 0),
             textcoords="offset points",
             fontsize=7.5,
+            ha="right" if right else "left",
             va="top",
         )
     axes.set(xlabel="OOD score (higher = more out-of-distribution)", ylabel="Share of samples (%)")
     axes.set_ylim(0, 1.16 * axes.get_ylim()[1])
-    axes.legend(loc="upper left", fontsize=7.5)
+    left = not np.isfinite(threshold) or right
+    axes.legend(loc="upper left" if left else "upper right", fontsize=7.5)
 
 
 def score_edges(scores: Array, bins: int = 36) -> Array:

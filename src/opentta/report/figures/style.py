@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.colors import LinearSegmentedColormap
 
 from opentta.report.study.values import SOURCE
 
@@ -21,12 +22,24 @@ INK = "#1b1f24"
 """Text, axes and the source model; the page uses the colour of its own text instead."""
 QUIET = "#8a8f98"
 """Grid and guides: light enough on white, bright enough on black."""
-VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
-ORANGE, SKY = "#E69F00", "#56B4E9"
+BLUE, VERMILLION = "#0072b2", "#d55e00"
+"""The two that mean something: what adapts, known, gained; and what is unknown, lost, wrong."""
+GREEN, PURPLE, ORANGE, SKY = "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 ID_COLOR, OOD_COLOR = BLUE, VERMILLION
+PALETTE = {
+    "blue": BLUE,
+    "vermillion": VERMILLION,
+    "green": GREEN,
+    "purple": PURPLE,
+    "orange": ORANGE,
+    "sky": SKY,
+}
+"""What the page replaces by a twin that can be told from its ground, by the name it has there."""
+PALE = "#f3f5f7"
+"""The middle or the lower end of a heat map."""
 SALT = "opentta"
 
-_COLORS = (BLUE, GREEN, PURPLE, ORANGE, SKY, QUIET)
+_COLORS = (GREEN, ORANGE, PURPLE, VERMILLION, SKY, QUIET)
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES = ((0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2)), (0, (2, 1.5)))
 _SETTINGS = Path(__file__).with_name("figures.mplstyle")
@@ -61,10 +74,16 @@ def looks(rows: Iterable[str], highlight: str = "") -> dict[str, Look]:
     """
     styles = zip(cycle(_COLORS), cycle(_MARKERS), cycle(_DASHES), cycle(_HATCHES), strict=False)
     fixed = {
-        highlight: Look(VERMILLION, "*", "solid", "////"),
+        highlight: Look(BLUE, "*", "solid", "////"),
         SOURCE: Look(INK, "o", (0, (1.5, 1.5)), ""),
     }
     return {row: fixed.get(row) or Look(*next(styles)) for row in dict.fromkeys(rows)}
+
+
+def shades(signed: bool = False) -> LinearSegmentedColormap:
+    """Colours of a heat map: pale to blue, or vermillion (a loss) over pale to blue (a gain)."""
+    ends = [VERMILLION, PALE, BLUE] if signed else [PALE, BLUE]
+    return LinearSegmentedColormap.from_list("signed" if signed else "plain", ends)
 
 
 @contextmanager

@@ -7,15 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opentta.metrics.measures import rejected, rejection_threshold
 from opentta.metrics.samples import Array, Samples
 from opentta.report.study.scope import Scope, scopes
 from opentta.report.study.section import Section
-from opentta.report.study.side import SideFiles
+from opentta.report.study.side import SideFiles, decisions
 from opentta.report.study.values import SOURCE, UNLABELLED, Entry, Row, plural
 
 CELLS = 4
 """Cells that the gallery shows at most; each has up to 24 images."""
+SEARCHED = 8
+"""Streams among which the one is sought that shows the most kinds of decisions."""
 PUBLISHED = " (published)"
 
 
@@ -56,12 +57,48 @@ class Shot:
 
 
 @dataclass(frozen=True)
+class ShotGroup:
+    """Samples of one kind that met one decision."""
+
+    title: str
+    known: bool
+    rejected: bool
+    shots: tuple[Shot, ...]
+
+    @property
+    def expected(self) -> bool:
+        """Known and accepted: what a reader wants to see last."""
+        return self.known and not self.rejected
+
+
+@dataclass(frozen=True)
 class Gallery:
     """Samples of a few cells; ``missing`` says why there is none."""
 
     shots: tuple[Shot, ...]
     choice: str = ""
     missing: str = ""
+    how: str = ""  # what rejected means
+
+    @property
+    def groups(self) -> tuple[ShotGroup, ...]:
+        """First what was rejected, rightly and wrongly; then what was accepted."""
+        found = (
+            ("Unknown, and rejected: right", False, True),
+            ("Known, yet rejected: wrong", True, True),
+            ("Unknown, yet accepted: wrong", False, False),
+            ("Known, and accepted: right where the class is", True, False),
+        )
+        groups = (
+            ShotGroup(
+                title,
+                known,
+                rejected,
+                tuple(s for s in self.shots if (s.known, s.rejected) == (known, rejected)),
+            )
+            for title, known, rejected in found
+        )
+        return tuple(group for group in groups if group.shots)
 
     @property
     def shown(self) -> str:
@@ -78,20 +115,25 @@ class Gallery:
 def gallery_of(sections: Sequence[Section], side: SideFiles) -> Gallery:
     """Samples of the source and of the best other row, on one stream of the first sections."""
     shots: list[Shot] = []
+    how: dict[str, None] = {}
     cells = 0
     for section in sorted(sections, key=lambda section: section.published):
         for scope in scopes(section) if section.kind != UNLABELLED else ():
             for row, entry in _chosen(side, scope):
                 if cells < CELLS:
                     mark = PUBLISHED if section.published else ""
-                    shots += _shots(side, row.label + mark, entry)
+                    found, by = _shots(side, row.label + mark, entry)
+                    shots += found
+                    how[by] = None
                     cells += 1
     if not shots:
         return Gallery((), missing="No cell stores images: none of its side files has thumbnails.")
     return Gallery(
         tuple(shots),
-        "The source and the best other row of each table, on a stream of which images are stored; "
+        "The source and the best other row of each table, on the first stream that shows the most "
+        "kinds of decisions, of those with stored images; "
         f"{len(shots)} samples of {cells} {plural('cell', cells)}.",
+        how=" ".join(filter(None, how)),
     )
 
 
@@ -108,11 +150,24 @@ def _chosen(side: SideFiles, scope: Scope) -> list[tuple[Row, Entry]]:
     if not rows:
         return []
     common = set.intersection(*({each.stream for each in with_images[row]} for row in rows))
-    out = []
-    for row in rows:
-        shared = [each for each in with_images[row] if each.stream in common]
-        out.append((row, (shared or with_images[row])[0]))
-    return out
+    shared = {
+        row: [each for each in with_images[row] if each.stream in common] or with_images[row]
+        for row in rows
+    }
+    stream = _telling(side, shared[rows[-1]][:SEARCHED]).stream
+    return [
+        (row, next((each for each in shared[row] if each.stream == stream), shared[row][0]))
+        for row in rows
+    ]
+
+
+def _telling(side: SideFiles, entries: Sequence[Entry]) -> Entry:
+    """The first cell whose images show the most of the four: known or unknown, rejected or not."""
+
+    def kinds(entry: Entry) -> int:
+        return len({(shot.known, shot.rejected) for shot in _shots(side, "", entry)[0]})
+
+    return max(entries, key=kinds)
 
 
 def _has_images(side: SideFiles, entry: Entry) -> bool:
@@ -122,16 +177,16 @@ def _has_images(side: SideFiles, entry: Entry) -> bool:
     return side.has_samples(record)
 
 
-def _shots(side: SideFiles, row: str, entry: Entry) -> list[Shot]:
+def _shots(side: SideFiles, row: str, entry: Entry) -> tuple[list[Shot], str]:
+    """The samples of a cell of which images are stored, and what rejected means there."""
     assert entry.record is not None
     extras, samples = side.extras(entry.record), side.samples(entry.record)
     if samples is None or "thumb_bytes" not in extras:
-        return []
+        return [], ""
     place = entry.place
     severity = f" {place.severity}" if place.severity else ""
     stream = f"{place.id}, {place.corruption}{severity}, seed {place.seed}"
-    threshold = rejection_threshold(samples.label, samples.ood_score)
-    above = rejected(samples.ood_score, threshold)
+    above, how = decisions(samples)
     out = []
     for number, index in enumerate(extras["thumb_row"].tolist()):
         known = bool(samples.label[index] >= 0)
@@ -148,7 +203,7 @@ def _shots(side: SideFiles, row: str, entry: Entry) -> list[Shot]:
                 class_right=known and bool(samples.label[index] == samples.predicted[index]),
             )
         )
-    return out
+    return out, how
 
 
 def _address(extras: dict[str, Array], number: int) -> str:

@@ -64,6 +64,8 @@
         shot.hidden = !wanted.every((each) => shot.dataset[each.dataset.key] === each.value);
         shown += shot.hidden ? 0 : 1;
       }
+      for (const group of document.querySelectorAll(".shots-group"))
+        group.hidden = !group.querySelector(".shots > li:not([hidden])");
       told.textContent = shown === 1 ? "1 sample" : shown + " samples";
     };
     form.addEventListener("change", filter);

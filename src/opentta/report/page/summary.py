@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from opentta.bench.paper.tables import paper_table, paper_tables
 from opentta.report.study.notes import departures, without_h
-from opentta.report.study.scope import Scope, scopes
+from opentta.report.study.scope import Scope, lead_of, scopes
 from opentta.report.study.section import Section
 from opentta.report.study.streams import sentences
 from opentta.report.study.values import Row, Value, fixed, percent, plural
+from opentta.report.tables.table import MEASURES, PRINTED
 
 FEW = 1000
 """ID or OOD samples below which a cell has few: its AUROC is then uncertain by points."""
@@ -26,17 +27,6 @@ class Tile:
     label: str
     value: str
     detail: str
-
-
-def lead_of(sections: Sequence[Section]) -> Scope | None:
-    """What the headline is about: the first table computed here that has a value of H.
-
-    Never streams of several shapes: a row of one shape is not compared with one of another.
-    """
-    tables = [section for section in sections if section.kind != "streams"]
-    found = [scope for section in tables for scope in scopes(section) if scope.ranked]
-    order = sorted(found, key=lambda s: (s.section.published, s.section.kind != "table"))
-    return order[0] if order else None
 
 
 def headline(sections: Sequence[Section]) -> str:
@@ -59,6 +49,101 @@ def headline(sections: Sequence[Section]) -> str:
     if scope.section.published:
         text = f"In the published results, not computed here: {text}"
     return " ".join([text, *caveats(scope)])
+
+
+def left_out(sections: Sequence[Section]) -> list[str]:
+    """What a reader of the headline alone would miss: sentences, the same for every store.
+
+    The other severities, rows that are better by another measure, and corruptions that are lost.
+    """
+    scope = lead_of(sections)
+    if scope is None:
+        return []
+    return [*_other_severities(scope), *_better_elsewhere(scope), *_lost(scope)]
+
+
+def _other_severities(scope: Scope) -> list[str]:
+    """The gain of the best row at each other severity, and who is better there."""
+    best, source = scope.ranked[0], scope.source
+    out, gained, ahead = [], [], []
+    for severity in scope.severities[:-1]:
+        found = {row: _h(scope, row, severity) for row in scope.rows}
+        name = f"severity {severity}" if severity else "no corruption"
+        if source is not None and source != best:
+            gain = 100 * (found[best].mean - found[source].mean)
+            if not math.isnan(gain):
+                gained.append(f"{fixed(gain, sign='+')} at {name}")
+        whole = [row for row in scope.rows if found[row].complete]
+        top = max(whole, key=lambda row: found[row].mean, default=best)
+        if found[best].complete and _printed(found[top]) > _printed(found[best]):
+            ahead.append(f"{top.label} at {name}, {percent(found[top].mean)} %")
+    if gained:
+        out.append(f"{best.label} against source elsewhere: {', '.join(gained)}.")
+    if ahead:
+        out.append(f"Better in H elsewhere: {'; '.join(ahead)}.")
+    if len(scope.severities) == 1:
+        there = f"severity {scope.severity}" if scope.severity else "images without a corruption"
+        out.append(f"Nothing but {there} was run.")
+    return out
+
+
+def _better_elsewhere(scope: Scope) -> list[str]:
+    """Rows that are better than the best one by another measure of the table."""
+    best, out = scope.ranked[0], []
+    for name in (each for each in PRINTED if each != "h"):
+        measure = MEASURES[name]
+        found = {row: _of(scope, row, scope.severity, name) for row in scope.rows}
+        whole = [row for row in scope.rows if found[row].complete]
+        top = max(whole, key=lambda row: measure.better * found[row].mean, default=best)
+        if measure.better * (_printed(found[top]) - _printed(found[best])) > 0:
+            out.append(
+                f"Better in {measure.label}: {top.label} with {percent(found[top].mean)} %, "
+                f"{best.label} has {percent(found[best].mean)} %."
+            )
+    return out
+
+
+def _lost(scope: Scope) -> list[str]:
+    """Corruptions on which the best row has less H than the source."""
+    best, source = scope.ranked[0], scope.source
+    if source is None or source == best:
+        return []
+    own, others = (
+        scope.section.by_corruption(row, scope.column, scope.severity, "h")
+        for row in (best, source)
+    )
+    gains = {
+        name.partition("/")[0]: _printed(own[name]) - _printed(others[name])
+        for name in own
+        if name in others and own[name].complete and others[name].complete
+    }
+    lost = sorted((name for name in gains if gains[name] < 0), key=gains.__getitem__)
+    if len(gains) < 2:
+        return []
+    if not lost:
+        return [f"No corruption is lost: {best.label} is not below source on any of {len(gains)}."]
+    named = ", ".join(f"{name} ({fixed(gains[name], sign='+')})" for name in lost)
+    return [f"Lost: below source on {len(lost)} of {len(gains)} corruptions, {named}."]
+
+
+def _h(scope: Scope, row: Row, severity: int) -> Value:
+    return _of(scope, row, severity, "h")
+
+
+def _of(scope: Scope, row: Row, severity: int, measure: str) -> Value:
+    return scope.section.value(row, scope.column, severity, measure)
+
+
+def title_of(sections: Sequence[Section]) -> str:
+    """What was run: the title of the preset that the headline is about, or its rows and sets."""
+    scope = lead_of(sections)
+    section = scope.section if scope is not None else next(iter(sections))
+    title = section.title
+    if not title:
+        names = _named(list(dict.fromkeys(row.name for row in section.rows)))
+        title = f"{names} on {', '.join(section.ids)}"
+    others = len(sections) - 1
+    return f"{title}, and {others} more {plural('table', others)}" if others else title
 
 
 def _against_source(scope: Scope) -> str:
@@ -126,8 +211,9 @@ def tiles(sections: Sequence[Section]) -> list[Tile]:
         if gain is not None and scope.source is not None and scope.source not in leaders:
             source = f"points; source has {_percent(scope.scores[scope.source])}"
             out.append(Tile("Gain over source", fixed(gain, sign="+"), source))
+        out += _shares(scope)
         cost = scope.section.effort(best, "cost", scope.severity).mean
-        if not math.isnan(cost):
+        if not math.isnan(cost) and best != scope.source:
             out.append(Tile("Cost", f"{fixed(cost)}×", "a plain forward, median over cells"))
     counted = [section for section in sections if not section.published] or sections
     asked = sum(len(section.entries) for section in counted)
@@ -138,6 +224,22 @@ def tiles(sections: Sequence[Section]) -> list[Tile]:
         lacking = f"{failed:,} failed; no plan says what is missing"
     done = asked - failed - missing
     return [*out, Tile("Cells finished", f"{done:,} of {asked:,}", lacking)]
+
+
+def _shares(scope: Scope) -> list[Tile]:
+    """Accuracy, and unknown images rejected, of the best row and of the source."""
+    best, source, out = scope.ranked[0], scope.source, []
+    values = {row: _of(scope, row, scope.severity, "acc").mean for row in scope.rows}
+    rejected = {row: 1 - _of(scope, row, scope.severity, "fpr95").mean for row in scope.rows}
+    texts = (
+        ("Accuracy", values, "of known images"),
+        ("Unknown rejected", rejected, "where 5 % of the known are"),
+    )
+    for label, found, what in texts:
+        if not math.isnan(found[best]):
+            beside = "" if source in (None, best) else f"; source has {percent(found[source])} %"
+            out.append(Tile(label, f"{percent(found[best])} %", what + beside))
+    return out
 
 
 def findings(section: Section) -> list[str]:
@@ -166,7 +268,7 @@ def findings(section: Section) -> list[str]:
             text += f"; {points} points against source{_partial(scores[scope.source])}"
         behind = [row.label for row in scope.ranked if _below_source(scope, row)]
         if behind:
-            text += f". Worse than not adapting: {', '.join(behind)}"
+            text += f". Worse than not adapting: {_named(behind)}"
         ahead = [f"{x.label} {_full(scores[x])}" for x in others if scores[x].mean > value.mean]
         if ahead:  # a partial mean is not compared: it may lack the hard cells
             text += f". Higher, but not complete and so not ranked: {', '.join(ahead)}"

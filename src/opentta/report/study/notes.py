@@ -8,14 +8,11 @@ from itertools import product
 
 from opentta.bench.paper.tables import AVERAGE, PaperTable, PaperValue, paper_tables
 from opentta.bench.store.places import CLEAN, Place
+from opentta.report.study.effort import on_gpu
 from opentta.report.study.provenance import facts, spec_of, warnings
 from opentta.report.study.section import Section
 from opentta.report.study.values import SOURCE, UNLABELLED, Entry, percent, plural, row_of
 
-REJECTED = (
-    "“Rejected” means above the score that accepts 95 % of the ID samples of that cell; finding "
-    "this score uses the labels."
-)
 _REASON = 200  # letters of a failure's reason in a note
 
 
@@ -42,8 +39,6 @@ def caption(section: Section, paper: PaperTable | None = None) -> str:
     counts = [fact.text for fact in facts(section.records) if fact.name == "samples"]
     if counts:
         text += f" Samples a cell: {counts[0]}."
-    if section.kind == "runtime":
-        text += " min/55k: minutes for 55,000 images at the measured rate."
     if paper is not None:
         text += " Below ours: the paper's value as printed, and ours minus the paper's."
     origin = "Published with the package, not computed here. " if section.published else ""
@@ -79,7 +74,7 @@ def comparison_notes(
     if section.paper and paper is None:
         known = ", ".join(paper_tables())
         out.append(f"The paper has no table {section.paper!r} to compare with ({known}).")
-    out += _beside_paper(section, paper)
+    out += [*_beside_paper(section, paper), *_unmeasured(section)]
     return (*out, *gaps(section), *warnings(section.records, shapes=section.kind == "streams"))
 
 
@@ -87,7 +82,7 @@ def print_notes(
     section: Section, paper: PaperTable | None, said: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The notes that a reader in print needs: nothing about one machine or folder."""
-    out = [*_stated(section), *said, *_beside_paper(section, paper)]
+    out = [*_stated(section), *said, *_beside_paper(section, paper), *_unmeasured(section)]
     mixed = warnings(section.records, local=False, shapes=section.kind == "streams")
     return (*out, *gaps(section, brief=True), *mixed)
 
@@ -134,6 +129,24 @@ def departures(section: Section, paper: PaperTable) -> list[str]:
     if "minutes" in paper.metrics:
         devices = sorted({record.device for record in section.records if record.device})
         out.append(f"times on {', '.join(devices) or 'another machine'}, there on an RTX 3090")
+    return out
+
+
+def _unmeasured(section: Section) -> list[str]:
+    """Why cost or memory is not printed, of some cells or of all."""
+    out, records = [], section.records
+    shared = [record for record in records if (record.host, record.device) in section.shared]
+    if shared:
+        out.append(
+            f"no cost of {len(shared)} of {len(records)} cells: several ran on a GPU at the same "
+            "time, and each took longer for it; a cost is measured with --processes 1"
+        )
+    apart = sum(record.peak_memory is not None and not on_gpu(record) for record in records)
+    if apart:
+        out.append(
+            f"no memory of {apart} of {len(records)} cells: they ran on a CPU, where the memory of "
+            "the whole process is all that can be counted; MiB is what torch allocated on a GPU"
+        )
     return out
 
 

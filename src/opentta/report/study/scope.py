@@ -117,6 +117,17 @@ def scopes(section: Section) -> tuple[Scope, ...]:
     return tuple(Scope(section, backbone, id) for backbone, id in pairs)
 
 
+def lead_of(sections: Sequence[Section]) -> Scope | None:
+    """What the headline is about: the first table computed here that has a value of H.
+
+    Never streams of several shapes: a row of one shape is not compared with one of another.
+    """
+    tables = [section for section in sections if section.kind != "streams"]
+    found = [scope for section in tables for scope in scopes(section) if scope.ranked]
+    order = sorted(found, key=lambda s: (s.section.published, s.section.kind != "table"))
+    return order[0] if order else None
+
+
 def basis_of(entries: Sequence[Entry]) -> str:
     """Samples and seeds of the cells behind a figure.
 

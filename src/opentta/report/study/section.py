@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from opentta.bench.store.results import Record
+from opentta.report.study.effort import on_gpu, shared_devices
 from opentta.report.study.side import SideFiles
 from opentta.report.study.values import (
     AVERAGE,
     COSTS,
+    SOURCE,
     Column,
     Entry,
     Row,
@@ -190,11 +192,17 @@ class Section:
         )
 
     def effort(self, row: Row, measure: str, severity: int) -> Value:
-        """One of ``COSTS``: the median over the cells that have it."""
+        """Cost or memory: the median over the cells in which it can be compared.
+
+        The cost of the source is 1 by definition. NaN where no cell has a measurement, or none
+        that was taken as those of other cells are.
+        """
         entries = self.pool(row, severity=severity)
         done = [each for each in entries if each.ok]
-        found = [reading(each.record, measure) for each in done if each.record]
+        found = [self.comparable(each.record, measure) for each in done if each.record]
         known = [value for value in found if not math.isnan(value)]
+        if measure == "cost" and row.method == SOURCE:
+            known = [1.0 for _ in done]
         return Value(
             mean=float(np.median(known)) if known else math.nan,
             std=None,
@@ -205,9 +213,23 @@ class Section:
             failed=sum(each.state == "failed" for each in entries),
         )
 
+    def comparable(self, record: Record, measure: str) -> float:
+        """A measurement of effort; NaN where it means something else than in other cells."""
+        if measure == "memory":
+            return reading(record, measure) if on_gpu(record) else math.nan
+        shared = (record.host, record.device) in self.shared
+        return math.nan if shared else reading(record, measure)
+
+    @cached_property
+    def shared(self) -> frozenset[tuple[str, str]]:
+        """(host, device) of the GPUs on which cells of this section ran at the same time."""
+        return shared_devices(self.records)
+
     def _reader(self, measure: str, column: Column, domain: str = "") -> Callable[[Record], float]:
         """How a record is read; ``domain`` with a slash is one of several in its stream."""
-        if measure in COSTS or not (column.sets or "/" in domain):
+        if measure in COSTS:
+            return lambda record: self.comparable(record, measure)
+        if not (column.sets or "/" in domain):
             return lambda record: reading(record, measure)
         if not column.sets:
             return lambda record: reading(record, measure, domain=domain)

@@ -13,10 +13,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from opentta.bench.store.results import Record, Store
+from opentta.metrics.measures import rejected, rejection_threshold
 from opentta.metrics.samples import Array, Samples
 from opentta.metrics.summary import score
 
 Measures = dict[str, float]
+REJECTED = (
+    "“Rejected” means above the score that accepts 95 % of the ID samples of that cell; finding "
+    "this score uses the labels."
+)
+CALIBRATED = "“Rejected” means by the threshold that was calibrated on images set aside."
+
+
+def decisions(samples: Samples) -> tuple[Array, str]:
+    """Which samples are rejected, (N,) bool, and by what: the adapter's own decision if it has one.
+
+    Without one it is the threshold that accepts 95 % of the ID samples of the stream.
+    """
+    if samples.rejected is not None:
+        return samples.rejected.astype(bool), CALIBRATED
+    threshold = rejection_threshold(samples.label, samples.ood_score)
+    return rejected(samples.ood_score, threshold), REJECTED
 
 
 @dataclass(frozen=True, eq=False)

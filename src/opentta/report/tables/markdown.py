@@ -29,8 +29,7 @@ def to_markdown(table: Table, section: Section | None = None) -> str:
     if table.blocks:
         parts.append(
             "Bold: best of its column among complete values; in cost and MiB, source is left out. "
-            "14/15: mean of 14 of the 15 cells asked for. Cost: × a plain forward. MiB: peak "
-            "memory."
+            "14/15: mean of 14 of the 15 cells asked for. " + escaped(table.legend)
         )
     if table.footnotes:
         notes = enumerate(table.footnotes, start=1)

@@ -6,8 +6,9 @@ stand beside the paper's where the section names one of its tables.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -18,9 +19,13 @@ from opentta.report.study.streams import sentences
 from opentta.report.study.values import AVERAGE, COSTS, SOURCE, UNLABELLED, Column, Row, fixed
 from opentta.report.tables.cell import TableCell
 
-PRINTED = ("acc", "auroc", "h")
-"""Measures of the paper's tables; the others are in the CSV and on the page."""
+PRINTED = ("h", "acc", "auroc", "fpr95")
+"""Measures of every table; the others are in the CSV."""
 WITHOUT_LABELS = ("agreement", "confidence")
+DECIDED = ("true_rejection", "false_rejection")
+"""What follows them where adapters were calibrated: rejections at the stated rate."""
+OF_KNOWN = ("acc", "false_rejection", *WITHOUT_LABELS)
+"""Measures in which no OOD sample counts: those of a group are those of its stream."""
 CLOSE = 1.0
 """Points within which a value counts as that of the paper."""
 
@@ -33,7 +38,7 @@ class Measure:
     unit: str
     scale: float = 100.0
     decimals: int = 1
-    better: int = 1  # 1: higher, -1: lower, 0: neither
+    better: int = 1  # 1: higher, -1: lower, 0: neither on its own
 
 
 MEASURES = {
@@ -43,13 +48,27 @@ MEASURES = {
     "fpr95": Measure("FPR95", "%", better=-1),
     "aupr_id": Measure("AUPR-ID", "%"),
     "aupr_ood": Measure("AUPR-OOD", "%"),
+    "true_rejection": Measure("OOD rej.", "%", better=0),
+    "false_rejection": Measure("ID rej.", "%", better=0),
     "oscr": Measure("OSCR", "%"),
     "ece": Measure("ECE", "%", better=-1),
     "agreement": Measure("agreement", "%", better=0),  # with the source
     "confidence": Measure("confidence", "%", better=0),
     "minutes": Measure("min/55k", "minutes for 55,000 images", 1.0, 1, -1),
     "cost": Measure("cost", "× a plain forward", 1.0, 2, -1),
-    "memory": Measure("MiB", "MiB at the peak", 2.0**-20, 0, -1),
+    "memory": Measure("MiB", "MiB at the peak, on a GPU", 2.0**-20, 0, -1),
+}
+
+
+_MEANINGS = {
+    "h": "H: harmonic mean of ACC and AUC.",
+    "acc": "ACC: accuracy on ID samples.",
+    "auroc": "AUC: area under the ROC curve of OOD against ID samples.",
+    "fpr95": "FPR95: share of the OOD samples accepted where 95 % of the ID samples are.",
+    "true_rejection": "OOD rej. and ID rej.: shares of both that the calibrated threshold rejects.",
+    "minutes": "min/55k: minutes for 55,000 images at the measured rate.",
+    "cost": "Cost: × a plain forward, 1 for source by definition.",
+    "memory": "MiB: peak of what torch allocated on the GPU.",
 }
 
 
@@ -118,7 +137,7 @@ class Table:
         >>> section = Section("table1", (Entry(place, record),), paper="table1")
         >>> row = build_table(section).blocks[0].rows[0]
         >>> [(cell.text, cell.paper, cell.difference_text) for cell in row.cells[:3]]
-        [('30.1', 29.9, '+0.2'), ('65.0', 64.9, '+0.1'), ('41.1', 39.6, '+1.5')]
+        [('41.1', 39.6, '+1.5'), ('30.1', 29.9, '+0.2'), ('65.0', 64.9, '+0.1')]
     """
 
     preset: str
@@ -134,6 +153,12 @@ class Table:
     def several_blocks(self) -> bool:
         """Whether blocks need their titles."""
         return len(self.blocks) > 1
+
+    @property
+    def legend(self) -> str:
+        """What the columns are, below the table."""
+        there = {heading.measure for heading in self.headings}
+        return " ".join(text for name, text in _MEANINGS.items() if name in there)
 
     @property
     def paper_summary(self) -> str:
@@ -158,11 +183,14 @@ class Table:
 
 
 def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
-    """The table of a section: ``measures`` for each column, then cost and memory."""
+    """The table of a section: ``measures`` for each column, then cost and memory.
+
+    Columns that must be equal stand once, and effort only where some row that adapts has it.
+    """
     chosen = tuple(measures) or printed_of(section)
     paper = paper_table(section.paper) if section.paper in paper_tables() else None
-    headings = [Heading(name, column) for column in section.columns for name in chosen]
-    headings += [Heading("cost"), Heading("memory")]
+    headings, repeated = _once(Heading(name, c) for c in section.columns for name in chosen)
+    headings += [Heading(name) for name in ("cost", "memory") if has_effort(section, name)]
     footnotes: dict[str, int] = {}
     blocks = []
     for backbone, id, severity in product(section.backbones, section.ids, section.severities):
@@ -179,7 +207,7 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
             rows.append(TableRow(row, tuple(cells)))
         if rows:
             blocks.append(Block(backbone, id, severity, _best(rows, headings)))
-    said = sentences(section) if section.kind == "streams" else []
+    said = [*repeated, *(sentences(section) if section.kind == "streams" else [])]
     return Table(
         preset=section.preset,
         title=section.title or section.preset,
@@ -194,12 +222,46 @@ def build_table(section: Section, measures: Sequence[str] = ()) -> Table:
 
 def printed_of(section: Section) -> tuple[str, ...]:
     """Measures of the table: never one that needs labels, or unknown images, where none are."""
-    if section.kind == "runtime":
-        return ("minutes", *PRINTED)
-    unlabelled = section.kind == UNLABELLED
-    if section.oods == ("",):
+    unlabelled, no_ood = section.kind == UNLABELLED, section.oods == ("",)
+    if no_ood:
         return WITHOUT_LABELS if unlabelled else ("acc",)
-    return (*WITHOUT_LABELS, "auroc", "fpr95") if unlabelled else PRINTED
+    if unlabelled:
+        return (*WITHOUT_LABELS, "auroc", "fpr95")
+    timed = ("minutes",) if section.kind == "runtime" else ()
+    decided = any(name in record.metrics for record in section.records for name in DECIDED)
+    return (*timed, *PRINTED, *(DECIDED if decided else ()))
+
+
+def _once(headings: Iterable[Heading]) -> tuple[list[Heading], list[str]]:
+    """The headings without those whose values another one has, and a sentence on these."""
+    kept: dict[tuple[object, ...], Heading] = {}
+    repeated: dict[tuple[str, str], list[str]] = {}  # (where it was, where it is) -> measures
+    for heading in headings:
+        column = heading.column
+        assert column is not None
+        whole = heading.measure in OF_KNOWN or set(column.sets) == set(column.oods[0].split("+"))
+        key = (heading.measure, column.oods, () if whole else column.sets)
+        first = kept.setdefault(key, heading)
+        if first is not heading:
+            repeated.setdefault((heading.top, first.top), []).append(heading.label)
+    same: dict[tuple[str, str], list[str]] = {}  # (measures, where they are) -> where they were
+    for (top, first_top), labels in repeated.items():
+        same.setdefault((", ".join(labels), first_top), []).append(top)
+    out = [
+        f"Equal columns stand once: {labels} of {' and '.join(tops)} under {first_top}."
+        for (labels, first_top), tops in same.items()
+    ]
+    return list(kept.values()), out
+
+
+def has_effort(section: Section, measure: str) -> bool:
+    """Whether cost or memory was measured, as it can be compared, in most cells that adapt."""
+    values = [
+        section.comparable(record, measure)
+        for record in section.records
+        if record.cell.get("method") != SOURCE
+    ]
+    return 2 * sum(not math.isnan(value) for value in values) > len(values)
 
 
 def _cell(section: Section, row: Row, heading: Heading, severity: int) -> TableCell:
@@ -255,8 +317,9 @@ def _beside(
 def _best(rows: Sequence[TableRow], headings: Sequence[Heading]) -> tuple[TableRow, ...]:
     """Mark the best of each column; equal as printed are equally good, partial means never.
 
-    Where most of a column, and more than two, would be marked, none is. In effort, source is a
-    plain forward by definition: the methods are compared without it.
+    Where most of a column, and more than two, would be marked, none is; nor where a value means
+    little without another, as of rejections. In effort, source is a plain forward by definition:
+    the methods are compared without it.
     """
     marked = [list(row.cells) for row in rows]
     for index, heading in enumerate(headings):

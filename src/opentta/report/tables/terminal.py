@@ -15,8 +15,8 @@ from rich.text import Text
 from opentta.report.tables.cell import TableCell
 from opentta.report.tables.table import Block, Heading, Table, TableRow
 
-LEGEND = "* best complete value of its column; 14/15: mean of 14 of the 15 cells asked for; "
-LEGEND += "cost: × a plain forward; MiB: peak memory (the best of both without source)"
+MARKS = "* best complete value of its column (of cost and MiB without source); 14/15: mean of 14 "
+MARKS += "of the 15 cells asked for."
 _LABEL = 30  # characters of a row's name before it is folded
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False}
 
@@ -28,7 +28,7 @@ def print_table(table: Table, console: Console) -> None:
         >>> print_table(Table("mini", "A title", "Per cent.", (), ()), Console(width=80))
         A title
         Per cent.
-        * best complete value of its column; ...
+        * best complete value of its column ...
     """
     console.print(Text(table.title, style="bold"))
     console.print(_safe(table.caption, console), **_PLAIN)
@@ -38,7 +38,7 @@ def print_table(table: Table, console: Console) -> None:
         for indices in _chunks(table, block, console):
             console.print(_grid(table, block, indices, console))
             console.print()
-    console.print(_safe(LEGEND, console), **_PLAIN)
+    console.print(_safe(" ".join((MARKS, table.legend)), console), **_PLAIN)
     for number, note in enumerate(table.footnotes, start=1):
         console.print(f"[{number}] {note}", **_PLAIN)
     for note in table.notes:
