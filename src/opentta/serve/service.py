@@ -19,9 +19,9 @@ from torch import Tensor
 from opentta.serve.bodies import Room
 from opentta.serve.gather import Answer, Answers, Asked, Gather
 from opentta.serve.host import Host
-from opentta.serve.network import Checked
 from opentta.serve.learner import Learner
 from opentta.serve.measures import Measures
+from opentta.serve.network import Checked
 from opentta.serve.problems import Problem
 from opentta.serve.retries import Retries
 from opentta.serve.settings import Settings
