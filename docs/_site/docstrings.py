@@ -35,8 +35,8 @@ def comments(cls: type[Any]) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """A comment is plain text, whatever its characters mean in reStructuredText."""
-    return re.sub(r"([*|_`\\])", r"\\\1", text)
+    """A comment as reStructuredText: stars, bars and final underscores mean nothing in it."""
+    return re.sub(r"([*|\\]|_(?!\w))", r"\\\1", text)
 
 
 def without_ranges(
