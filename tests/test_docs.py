@@ -14,7 +14,18 @@ from opentta import assets
 from opentta.cli import main
 
 PAGES = [str(page.relative_to(ROOT)) for page in pages()]
-LANGUAGES = {"", "sh", "python", "toml", "text", "bibtex", "math", "{toctree}", "{eval-rst}"}
+LANGUAGES = {
+    "",
+    "sh",
+    "python",
+    "toml",
+    "json",
+    "text",
+    "bibtex",
+    "math",
+    "{toctree}",
+    "{eval-rst}",
+}
 
 
 def with_blocks(*languages):

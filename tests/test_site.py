@@ -1,11 +1,13 @@
 """The built documentation: no page fetches anything from elsewhere, and no link leads nowhere."""
 
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import CHROMIUM, NO_CHROMIUM, Tab, chromium
 
 SITE = Path(__file__).parents[1] / "build" / "site"
 FETCHED = {  # what a browser loads by itself; of a link, only these relations
@@ -20,6 +22,7 @@ FETCHED = {  # what a browser loads by itself; of a link, only these relations
     "image": ("href", "xlink:href"),
     "use": ("href", "xlink:href"),
 }
+SEEN = ("docs/index", "docs/methods/steady", "docs/api/adapting", "docs/results/imagenet-mini")
 RELATIONS = {"stylesheet", "icon", "preload", "prefetch", "preconnect", "dns-prefetch", "manifest"}
 
 pytestmark = pytest.mark.skipif(
@@ -103,3 +106,31 @@ def test_every_link_on_the_site_leads_somewhere(parsed):
 def test_formulas_are_drawn_by_the_browser_alone(parsed):
     pages = {file.stem for file, page in parsed.items() if "<math" in file.read_text()}
     assert {"steady", "ladder_affine", "tent", "deyo", "roid"} <= pages
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip(NO_CHROMIUM)
+    with chromium() as running:
+        yield running
+
+
+@pytest.mark.parametrize("page", SEEN)
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (375, True)])
+def test_a_browser_asks_nobody_and_nothing_is_cut(page, width, dark, browser):
+    tab = Tab(browser, SITE / f"{page}.html", width, dark)
+    assert tab.requests() and all(address.startswith("file:") for address in tab.requests())
+    assert tab.complaints() == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_search_works_without_a_server(browser):
+    tab = Tab(browser, SITE / "search.html", 1280)
+    tab.evaluate("Search.performSearch('calibrate')")
+    found = "document.querySelectorAll('#search-results li').length"
+    wait = time.monotonic() + 30
+    while tab.evaluate(found) < 3 and time.monotonic() < wait:  # they come one by one
+        time.sleep(0.1)
+    assert tab.evaluate(found) >= 3
+    assert all(address.startswith("file:") for address in tab.requests())
