@@ -143,6 +143,7 @@ def test_a_state_file_comes_out_and_is_served(typed, tmp_path):
     words = (*KNOWN, "--methods", "tent", "--save-state", "tent.safetensors", "--no-report")
     status, _, err = typed(*words, "--set-aside", "kept back", "--rate", "0.2")
     assert status == 0, err
+    assert "3 computed, 0 stored before" in err
     assert "tent · photos · clean · strangers · seed 2024 saved: opentta.load(" in err
     model = timm.create_model(BACKBONE, pretrained=False, num_classes=HEAD)
     model.load_state_dict(load_file(tmp_path / "mine.safetensors"))
@@ -244,7 +245,11 @@ def of_six_classes(root):
         ("no-such", (), "--known: expected a folder of images, but no-such does not exist; check"),
         ("photos", ("--unknown", "no-such"), "--unknown: expected a folder of images, but no-such"),
         ("photos", ("--unknown", "photos/ant"), "photos/ant and photos are the same, or one lies"),
-        ("photos", ("--unknown", "strangers", "strangers"), "expected folders that differ, got"),
+        (
+            "photos",
+            ("--unknown", "strangers", "strangers"),
+            "expected folders with names that differ, got",
+        ),
         ("photos", ("--classes", "no.csv"), "--classes: cannot read no.csv: No such file"),
         ("photos", ("--weights", "no.st"), "safetensors file of weights, but there is no no.st"),
         ("photos", ("--model", "vit_tiny_patch16_224"), "expected the weights of vit_tiny"),

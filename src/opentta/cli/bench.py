@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from opentta.cli.running import SOME_FAILED, Running, command_line
 from opentta.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
+    from opentta.adapter.base import Adapter
     from opentta.bench.plan.cells import Cell
     from opentta.bench.plan.preset import Preset
     from opentta.bench.store.results import Store
@@ -136,6 +137,8 @@ class Bench(Running):
         if served is not None and self.save_state is not None:
             self.serve(served, store, self.save_state)
         tally = self.run_all(cells, store, engine)
+        if served is not None:  # just now, and so found in the store
+            tally = replace(tally, done=tally.done + 1, skipped=tally.skipped - 1)
         say.print(
             f"{tally.done:,} computed, {tally.skipped:,} stored before, {tally.failed:,} failed; "
             f"results in {self.results}",
@@ -236,15 +239,15 @@ class Bench(Running):
         from opentta.bench.run.runner import run_cell
 
         say = make_console(stderr=True)
+        adapters: list[Adapter] = []
         with Display([cell], console=say) as display:
-            outcome = run_cell(
-                cell, self.where(), display, serve=lambda adapter: save(adapter, path)
-            )
+            outcome = run_cell(cell, self.where(), display, serve=adapters.append)
             if cell.hash not in store.hashes():
                 store.append(outcome.record, outcome.samples, outcome.extras)
             display.finished(outcome)
         if not outcome.record.ok:
             raise StateError(f"--save-state: {path} is not written: {outcome.record.reason}")
+        save(adapters[0], path)
         say.print(f"adapter after {cell.title} saved: opentta.load({str(path)!r}, model)", **PLAIN)
 
 

@@ -53,8 +53,7 @@ def class_folders_of(root: Path, option: str) -> tuple[str, ...]:
     Example:
         >>> class_folders_of(Path("no-such-folder"), "--known")
         Traceback (most recent call last):
-        opentta.errors.DataError: --known: expected a folder of images, but no-such-folder does not
-        exist; check the path
+        opentta.errors.DataError: --known: expected a folder of images, but no-such-folder does ...
     """
     _is_folder(root, option)
     folders = class_folders(root)

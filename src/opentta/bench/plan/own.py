@@ -195,13 +195,18 @@ def set_names(roots: Sequence[Path]) -> list[str]:
         >>> set_names([Path("pets/val"), Path("cars/val"), Path("dogs+cats")])
         ['pets/val', 'cars/val', 'dogs cats']
     """
-    paths = [root.resolve() for root in roots]
-    for depth in range(1, 1 + max(len(path.parts) for path in paths)):
-        names = ["/".join(path.parts[1:][-depth:]).replace("+", " ") for path in paths]
-        if len(set(names)) == len(names):
+    parts = [root.resolve().parts[1:] for root in roots]
+    depths = [1] * len(parts)
+    for _ in range(max(map(len, parts))):
+        pairs = zip(parts, depths, strict=True)
+        names = ["/".join(own[-depth:]).replace("+", " ") for own, depth in pairs]
+        alike = [names.count(name) > 1 for name in names]
+        if not any(alike):
             return names
+        depths = [depth + more for depth, more in zip(depths, alike, strict=True)]
     raise ConfigError(
-        f"expected folders that differ, got {', '.join(map(str, roots))}; name each once"
+        f"expected folders with names that differ, got {', '.join(map(str, roots))}; name each "
+        "once, or rename one"
     )
 
 
