@@ -66,13 +66,13 @@ def any_request(dice, files):
     name = dice.choice(NAMES)
     path = dice.choice(
         (
-            *(f"/v1/streams/{name}/{dice.choice(PATHS)}",) * 8,
+            *(f"/v1/streams/{name}/{dice.choice(PATHS)}",) * 40,
             *(f"/v1/streams/{name}", f"/v1/streams/{name}/health", "/v1/calibrate"),
             *("/v1/streams", "/metrics", "/docs", "/page/x", "/", "/nowhere", "/healthz"),
         )
     )
     query = dice.choice(("", "", "", "?learn=false", "?learn=x", "?limit=-1", "?%ff=%00&&="))
-    body = dice.choice((dice.choice(files), any_json(dice), any_form(dice, files), b""))
+    body = dice.choice((*files, any_json(dice), any_form(dice, files), b""))
     headers = {"content-type": dice.choice(KINDS)}
     if dice.random() < 0.2:
         headers[dice.choice(("idempotency-key", "x-request-id"))] = dice.choice(("1", "2", "\t"))

@@ -237,18 +237,21 @@ def test_deep_and_long_json_is_refused(client):
         problem(client.post("/v1/streams/good/feedback", content=body, headers=headers), 422)
 
 
-def test_ten_thousand_ids_find_no_room(client):
+@pytest.mark.parametrize(
+    "ids", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_many_ids_find_no_room(client, ids):
     """Without a store one stream more is refused; the others go on."""
-    codes = set()
-    for number in range(300):
+    codes = []
+    for number in range(ids):
         out = client.post(f"/v1/streams/id{number}/images", content=image())
-        codes.add(out.status_code)
+        codes.append(out.status_code)
         if out.status_code == 429:
             problem(out, 429, "streams are in memory")
             assert int(out.headers["retry-after"]) > 0
-    assert codes == {200, 429}
-    for number in range(300):
-        client.delete(f"/v1/streams/id{number}")
+    assert set(codes) == {200, 429} and codes.count(200) < 50
+    for number in range(codes.count(200)):
+        assert client.delete(f"/v1/streams/id{number}").status_code == 204
 
 
 def test_unknown_routes_and_methods_are_problems(client):
