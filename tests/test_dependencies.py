@@ -38,8 +38,8 @@ EXTRAS = {name: declared(lines) for name, lines in PROJECT["optional-dependencie
 
 
 def test_the_library_imports_what_it_declares_and_nothing_else():
-    optional = EXTRAS["ray"] | EXTRAS["serve"]
-    assert imported(ROOT / "src") - optional == declared(PROJECT["dependencies"])
+    extras = EXTRAS["ray"] | EXTRAS["serve"]
+    assert imported(ROOT / "src") - extras == declared(PROJECT["dependencies"])
 
 
 def test_an_extra_names_what_the_code_looks_for():

@@ -342,11 +342,15 @@ def basic(password):
 )
 def test_without_the_token_nothing_is_told(guarded, given):
     headers = {} if given is None else {"authorization": given.encode("latin-1")}
-    for path in ("/", "/docs", "/openapi.json", "/metrics", "/v1/events", "/v1/streams", "/no"):
+    for path in ("/docs", "/openapi.json", "/metrics", "/v1/events", "/v1/streams", "/no"):
         out = guarded.get(path, headers=headers)
         problem(out, 401)
-        assert out.headers["www-authenticate"].startswith("Bearer")
+        assert out.headers["www-authenticate"] == 'Bearer realm="opentta"'
     problem(guarded.post("/v1/streams/a/images", content=image(), headers=headers), 401)
+
+
+def test_the_page_needs_the_token_too(guarded):
+    problem(guarded.get("/"), 401)
 
 
 def test_with_the_token_all_is_open(guarded):
@@ -357,6 +361,8 @@ def test_with_the_token_all_is_open(guarded):
 
 
 def test_a_browser_may_read_with_the_token_as_password_and_not_write(guarded):
+    out = guarded.get("/docs", headers={"accept": "text/html,*/*"})
+    assert out.status_code == 401 and "Basic" in out.headers["www-authenticate"]
     headers = {"authorization": basic("sesame")}
     assert guarded.get("/docs", headers=headers).status_code == 200
     problem(guarded.post("/v1/streams/a/reset", headers=headers), 401)
