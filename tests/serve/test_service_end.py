@@ -102,7 +102,8 @@ def kill_under_load(store, kills, streams=3):
         again = tiny_host(store=store)  # reads every file whole, or raises
         for load in loads:
             images, sent = again.info(load.stream).images, known[load.stream] + load.answered
-            # one more than was answered may be saved: its answer was under way
+            # save-every, and what came while a step and the saves of others ran: a few images;
+            # one more than was answered may be saved, as its answer was under way
             assert sent - 4 * SAVE_EVERY <= images <= sent + 1
             lost.append(max(0, sent - images))
             known[load.stream] = images
