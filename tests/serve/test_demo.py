@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from opentta.cli.serve import Serve
 from opentta.datasets.embedded import embedded_set
-from opentta.errors import HostFullError
+from opentta.errors import ConfigError, HostFullError
 from opentta.serve import demo
 from opentta.serve.demo import Demo
 
@@ -188,3 +189,10 @@ def test_the_frozen_model_answers_the_same_files():
 
 def pixels(file):
     return np.asarray(Image.open(io.BytesIO(file)))
+
+
+def test_the_command_serves_the_embedded_model_with_small_groups():
+    assert Serve(demo=True).make_host().adapter.policy.group == 16
+    assert Serve(demo=True, group=32).make_host().adapter.policy.group == 32
+    with pytest.raises(ConfigError, match="leave out --model"):
+        Serve(demo=True, model="vit_base_patch16_224").run()

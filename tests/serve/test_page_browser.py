@@ -63,7 +63,7 @@ def test_the_demo_is_seen_at_both_widths_and_asks_no_other_host(browser, monkeyp
         for width in (375, 1280):
             tab = Tab(browser, address.url, width)
             assert eventually(tab, PICTURES, lambda n: n == 12)
-            assert tab.evaluate(TEXT.format("corruption")).startswith("contrast, severity")
+            assert tab.evaluate(TEXT.format("corruption")).startswith("fog, severity")
             eventually(tab, LINE.format("accuracy"))
             before = tab.evaluate(LINE.format("accuracy"))
             eventually(tab, LINE.format("accuracy"), lambda now, then=before: now != then)
