@@ -9,7 +9,7 @@ HIDE = """
 import sys
 from importlib.metadata import Distribution, PackageNotFoundError
 
-hidden = ("ray", "transformers")
+hidden = ("ray", "transformers", "fastapi", "starlette", "uvicorn", "prometheus_client")
 sys.modules.update(dict.fromkeys(hidden))
 find = Distribution.from_name
 
@@ -24,7 +24,7 @@ Distribution.from_name = from_name
 """
 
 
-def test_every_test_is_collected_without_ray_and_transformers(tmp_path):
+def test_every_other_test_is_collected_without_the_extras(tmp_path):
     (tmp_path / "hide_extras.py").write_text(HIDE)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-p", "hide_extras", "--collect-only", "-q"]

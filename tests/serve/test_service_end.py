@@ -15,6 +15,7 @@ from services import Process, as_files, image, running, tiny_host
 
 from opentta.cli import main
 from opentta.cli.serve import Serve
+from opentta.errors import StateFileError
 
 SAVE_EVERY = 8
 
@@ -129,6 +130,18 @@ def test_a_request_that_runs_comes_to_its_end_while_the_server_drains(monkeypatc
         goes_on.set()
         waiting.join()
     assert found[0]["images"][0]["ticket"] == 0
+
+
+def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch):
+    host = tiny_host()
+
+    def failing():
+        raise StateFileError("no space left")
+
+    monkeypatch.setattr(host, "close", failing)
+    with running(host) as address:
+        pass
+    assert not address.app.state.service.is_closed
 
 
 # The command ------------------------------------------------------------------------------

@@ -237,18 +237,21 @@ def test_deep_and_long_json_is_refused(client):
         problem(client.post("/v1/streams/good/feedback", content=body, headers=headers), 422)
 
 
-def test_ten_thousand_ids_find_no_room(client):
+@pytest.mark.parametrize(
+    "ids", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_many_ids_find_no_room(client, ids):
     """Without a store one stream more is refused; the others go on."""
-    codes = set()
-    for number in range(300):
+    codes = []
+    for number in range(ids):
         out = client.post(f"/v1/streams/id{number}/images", content=image())
-        codes.add(out.status_code)
+        codes.append(out.status_code)
         if out.status_code == 429:
             problem(out, 429, "streams are in memory")
             assert int(out.headers["retry-after"]) > 0
-    assert codes == {200, 429}
-    for number in range(300):
-        client.delete(f"/v1/streams/id{number}")
+    assert set(codes) == {200, 429} and codes.count(200) < 50
+    for number in range(codes.count(200)):
+        assert client.delete(f"/v1/streams/id{number}").status_code == 204
 
 
 def test_unknown_routes_and_methods_are_problems(client):
@@ -339,11 +342,15 @@ def basic(password):
 )
 def test_without_the_token_nothing_is_told(guarded, given):
     headers = {} if given is None else {"authorization": given.encode("latin-1")}
-    for path in ("/", "/docs", "/openapi.json", "/metrics", "/v1/events", "/v1/streams", "/no"):
+    for path in ("/docs", "/openapi.json", "/metrics", "/v1/events", "/v1/streams", "/no"):
         out = guarded.get(path, headers=headers)
         problem(out, 401)
-        assert out.headers["www-authenticate"].startswith("Bearer")
+        assert out.headers["www-authenticate"] == 'Bearer realm="opentta"'
     problem(guarded.post("/v1/streams/a/images", content=image(), headers=headers), 401)
+
+
+def test_the_page_needs_the_token_too(guarded):
+    problem(guarded.get("/"), 401)
 
 
 def test_with_the_token_all_is_open(guarded):
@@ -354,6 +361,8 @@ def test_with_the_token_all_is_open(guarded):
 
 
 def test_a_browser_may_read_with_the_token_as_password_and_not_write(guarded):
+    out = guarded.get("/docs", headers={"accept": "text/html,*/*"})
+    assert out.status_code == 401 and "Basic" in out.headers["www-authenticate"]
     headers = {"authorization": basic("sesame")}
     assert guarded.get("/docs", headers=headers).status_code == 200
     problem(guarded.post("/v1/streams/a/reset", headers=headers), 401)

@@ -45,6 +45,23 @@ CALIBRATION_FORM = {
 }
 
 
+PROBLEM = {
+    "description": "What was expected, and what came",
+    "content": {
+        "application/problem+json": {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "title": {"type": "string"},
+                    "status": {"type": "integer"},
+                    "detail": {"type": "string"},
+                },
+            }
+        }
+    },
+}
+
+
 class ImagesAnswered(BaseModel):
     """What is said of the images of a request."""
 
@@ -112,6 +129,7 @@ def create_app(host: Host, settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses={"default": PROBLEM},
     )
     app.state.service, app.state.settings = service, settings
     app.state.demo = demo.shown if demo else lambda: None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from opentta.serve.problems import Problem
@@ -73,6 +73,15 @@ class _InMemory(MultiPartParser):
         """The last boundary came."""
         self.ended = True
 
+    async def parse(self) -> FormData:
+        """The form, if it is whole."""
+        form = await super().parse()
+        if not self.ended:
+            for file in self._files_to_close_on_error:
+                file.close()
+            raise MultiPartException("it is cut off")
+        return form
+
 
 async def read_json(request: Request, settings: Settings, take: Any) -> bytes:
     """A small body, whole."""
@@ -101,8 +110,6 @@ async def read_images(request: Request, settings: Settings, take: Any, *, most: 
         if parser._current_files > most:
             raise Problem(413, f"expected at most {most} images per request", CLOSE) from None
         raise Problem(400, f"expected a multipart form: {error.message}", CLOSE) from None
-    if not parser.ended:
-        raise Problem(400, "expected a multipart form, got the beginning of one")
     files, fields = [], {}
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):

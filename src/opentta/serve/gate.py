@@ -73,7 +73,7 @@ class Gate:
         headers = Headers(scope=scope)
         if self._token is not None and not self._knows(headers, scope["method"]):
             challenge = 'Bearer realm="opentta"'
-            if scope["method"] in SAFE:
+            if "text/html" in headers.get("accept", ""):  # a browser asks its user then
                 challenge += ', Basic realm="opentta: any name, the token as password"'
             return Problem(
                 401,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from opentta.errors import OpenttaError
 from opentta.serve.host import Host
 
 log = logging.getLogger("opentta.serve")
@@ -44,9 +45,10 @@ class Learner:
             self._wake.clear()
             try:
                 busy = self._host.work()
-            except Exception:  # a full disk, for one: answers go on, and it is tried again
+            except Exception as error:  # a full disk, for one: answers go on, it is tried again
                 self.errors += 1
-                log.exception("learning or saving failed; answers go on")
+                trace = None if isinstance(error, OpenttaError) else error
+                log.error("learning or saving failed, answers go on: %s", error, exc_info=trace)
                 self._ends.wait(PAUSE)
                 continue
             if not busy:

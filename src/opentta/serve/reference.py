@@ -29,7 +29,6 @@ def reference_page(api: Mapping[str, Any]) -> str:
             for field, said in schema.get("properties", {}).items()
         }
         for name, schema in schemas.items()
-        if name not in ("HTTPValidationError", "ValidationError")
     }
     return _template().render(info=api["info"], calls=calls, schemas=shown, type_of=type_of)
 

@@ -197,7 +197,7 @@ class Service:
         """``host.calibrate`` with the files of known images; None: by the streams' own scores."""
 
         def run() -> None:
-            known = None if files is None else [self.host.checked([f]).images for f in files]
+            known = None if files is None else (self.host.checked([f]).images for f in files)
             self.host.calibrate(known, rate, follow=follow, stream=stream)
 
         await self.call(run)
