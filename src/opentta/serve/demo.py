@@ -32,11 +32,11 @@ log = logging.getLogger("opentta.serve")
 
 CORRUPTIONS = (
     ("fog", 4),
-    ("gaussian_noise", 4),
-    ("snow", 4),
     ("contrast", 3),
+    ("snow", 4),
     ("zoom_blur", 4),
     ("defocus_blur", 4),
+    ("gaussian_noise", 4),
 )
 """Adaptation gains under each of them, and soon; first one that newcomers know."""
 TURNS = ("outdoors",) * 5 + ("indoors",)

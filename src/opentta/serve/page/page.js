@@ -310,10 +310,9 @@
     try {
       const headers = { Accept: "text/event-stream" };
       if (token) headers.Authorization = `Bearer ${token}`;
-      const answer = await fetch("v1/events", {
-        headers, cache: "no-store", signal: stop.signal,
-        credentials: "omit", // or the browser asks for a password of its own
-      });
+      // Not relative to the page: its address may carry a password, which fetch refuses.
+      const events = new URL("v1/events", location.origin + location.pathname);
+      const answer = await fetch(events, { headers, cache: "no-store", signal: stop.signal });
       if (answer.status === 401 || answer.status === 403) return "token";
       if (!answer.ok) return `the service answered ${answer.status}`;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -323,9 +322,9 @@
         if (done) return "the service ended it";
         clearTimeout(silence);
         silence = setTimeout(() => stop.abort(), SILENCE);
-        const events = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
-        rest = events.pop();
-        for (const event of events) {
+        const whole = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+        rest = whole.pop();
+        for (const event of whole) {
           const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5));
           if (!data.length) continue;
           failures = 0;
