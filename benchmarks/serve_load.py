@@ -44,7 +44,7 @@ from opentta.datasets.embedded import embedded_set
 ADDRESS = "127.0.0.1"
 FILES = 200  # images that are sent again and again
 START_SECONDS = 300.0
-WARM_UP = 64  # requests before those that count
+WARM_UP = 64  # requests at most before those that count
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Run:
     seconds: float = 0.0
     milliseconds: list[float] = field(default_factory=list)  # of each answer
     refused: int = 0
-    stepped: int = 0
+    stepped: int = 0  # groups, until the last answer
     skipped: int = 0
     groups: int = 0  # whole groups that came
 
@@ -241,7 +241,7 @@ def streams(args: argparse.Namespace) -> None:
         for method in ("source", args.method):
             with serving(method, streams=number, group=args.group, more=budget(args, method)) as it:
                 bounds = {"streams": number, "seconds": args.seconds, "connections": args.at_once}
-                load(it, images, requests=WARM_UP, **bounds)
+                load(it, images, requests=min(WARM_UP, args.requests), **bounds)
                 run = load(it, images, requests=args.requests, **bounds)
                 print(f"{number:>8} {method:<10}{run.words()}", flush=True)
 
@@ -257,7 +257,7 @@ def quarter(args: argparse.Namespace) -> None:
         ) as adapting,
     ):
         for server in (frozen, adapting):
-            load(server, images, requests=WARM_UP, **bounds)
+            load(server, images, requests=min(WARM_UP, args.requests), **bounds)
         largest = load(frozen, images, requests=args.requests, **bounds).throughput
         print(f"frozen, {args.at_once} connections: {largest:.1f} answers/s; a quarter of it:")
         print(f"{'run':>4} {'method':<10}{HEAD}")

@@ -63,7 +63,7 @@ def test_the_demo_is_seen_at_both_widths_and_asks_no_other_host(browser, monkeyp
         for width in (375, 1280):
             tab = Tab(browser, address.url, width)
             assert eventually(tab, PICTURES, lambda n: n == 12)
-            assert tab.evaluate(TEXT.format("corruption")).startswith("gaussian noise")
+            assert tab.evaluate(TEXT.format("corruption")).startswith("fog, severity")
             eventually(tab, LINE.format("accuracy"))
             before = tab.evaluate(LINE.format("accuracy"))
             eventually(tab, LINE.format("accuracy"), lambda now, then=before: now != then)
@@ -111,15 +111,23 @@ def test_a_lost_connection_is_said_and_found_again(browser):
         eventually(tab, ROWS, lambda rows: rows == ["left"])
 
 
-def test_the_page_asks_for_the_token_and_says_when_it_is_wrong(browser):
+def test_the_password_of_the_page_is_enough(browser):
     with running(tiny_host(), Settings(token="open-sesame")) as address:
+        tab = Tab(browser, address.url.replace("//", "//any:open-sesame@"), 1280)
+        eventually(tab, STATE, lambda state: state == "live")
+        assert not tab.evaluate("document.getElementById('ask').checkVisibility()")
+
+
+def test_the_page_asks_for_another_token_and_says_when_it_is_wrong(browser):
+    with running(tiny_host()) as address:
         tab = Tab(browser, address.url, 375)
+        eventually(tab, STATE, lambda state: state == "live")
+    with running(tiny_host(), Settings(token="open-sesame"), port=address.port):
         eventually(tab, STATE, lambda state: state == "needs a token")
         assert tab.evaluate("document.activeElement.id") == "token"
         tab.send("Input.insertText", text="wrong")
         tab.press("Enter", 13, "\r")
-        refused = "document.getElementById('refused').checkVisibility()"
-        eventually(tab, refused)
+        eventually(tab, "document.getElementById('refused').checkVisibility()")
         tab.send("Input.insertText", text="open-sesame")
         tab.press("Enter", 13, "\r")
         eventually(tab, STATE, lambda state: state == "live")

@@ -31,13 +31,14 @@ from opentta.serve.service import Service
 log = logging.getLogger("opentta.serve")
 
 CORRUPTIONS = (
-    ("gaussian_noise", 4),
     ("fog", 4),
-    ("defocus_blur", 4),
     ("contrast", 3),
-    ("jpeg_compression", 5),
-    ("snow", 3),
+    ("snow", 4),
+    ("zoom_blur", 4),
+    ("defocus_blur", 4),
+    ("gaussian_noise", 4),
 )
+"""Adaptation gains under each of them, and soon; first one that newcomers know."""
 TURNS = ("outdoors",) * 5 + ("indoors",)
 """Streams, in their order; the corruption is outdoors, indoors there is none."""
 REQUEST = 16  # images, one step of the stream
@@ -46,7 +47,7 @@ KNOWN = 60  # images that the streams are calibrated with
 PHASE_SECONDS, PHASE_IMAGES = 30.0, 240  # the corruption changes when both have passed
 REQUEST_SECONDS = 0.4  # between two requests, at least
 PATIENCE = 30.0  # seconds at most that a stream is given to learn from what it has
-WINDOW, FEWEST = 96, 12  # images outdoors that a share is of
+WINDOW, FEWEST = 64, 12  # images outdoors that a share is of
 TRUTHS = 48  # images whose truth the page may ask for
 
 
@@ -130,20 +131,24 @@ class Demo:
         start = time.perf_counter()
         body = await self._service.answer(stream, files, learn=True, request_id=None)
         self._service.measures.answered(len(files), time.perf_counter() - start)
-        frozen = await asyncio.to_thread(self._answered, files) if outdoors else [-1] * len(files)
-        for image, photograph, other in zip(
-            json.loads(body)["images"], photographs, frozen, strict=True
-        ):
-            is_known = photograph.label >= 0
-            truth = self._known.classes[photograph.label] if is_known else None
+        images = json.loads(body)["images"]
+        for image, photograph in zip(images, photographs, strict=True):
+            truth = self._known.classes[photograph.label] if photograph.label >= 0 else None
             self._truths.append((f"{stream}/{image['ticket']}", truth))
-            if not outdoors:
-                continue
-            if is_known:
-                label = photograph.label
+        if outdoors:
+            frozen = await asyncio.to_thread(self._answered, files)
+            self._count(images, frozen, photographs)
+
+    def _count(
+        self, images: list[dict[str, Any]], frozen: list[int], photographs: list[Photograph]
+    ) -> None:
+        """Was the service right about each, and was the frozen model?"""
+        for image, other, photograph in zip(images, frozen, photographs, strict=True):
+            label = photograph.label
+            if label >= 0:
                 self._seen.append((image["label"] == label, other == label))
             if image["rejected"] is not None:
-                self._rejected[is_known].append(image["rejected"])
+                self._rejected[label >= 0].append(image["rejected"])
 
     async def _learned(self, stream: str) -> None:
         """Wait until the stream has learned from what it was sent, for a while."""

@@ -14,7 +14,6 @@ from opentta.serve.problems import Problem
 from opentta.serve.service import Service
 
 OPEN = ("/healthz", "/readyz")  # without a token
-PAGE = "/"  # shows nothing before it has the token, which it asks for itself
 WATCHED = (*OPEN, "/metrics", "/v1/events")  # beside the count: while draining, and when full
 SAFE = ("GET", "HEAD")
 HEADERS = {
@@ -68,7 +67,7 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Problem | None:
         service, path = self._service, scope["path"]
-        if path in OPEN or path == PAGE or path.startswith(f"{PAGE}page/"):
+        if path in OPEN:
             return None
         headers = Headers(scope=scope)
         if self._token is not None and not self._knows(headers, scope["method"]):

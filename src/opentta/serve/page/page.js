@@ -5,7 +5,8 @@
   const WINDOW = 300; // seconds that the curves show, once so many have passed
   const SHORTEST = 30;
   const RECENT = 30; // seconds that a share of groups is of
-  const SILENCE = 8000; // milliseconds without an event: the connection is taken for lost
+  const GAP = 15; // seconds without an event that leave a gap
+  const SILENCE = 15000; // milliseconds without an event: the connection is taken for lost
   const LONGEST_PAUSE = 15; // seconds between two attempts to connect
   const SVG = "http://www.w3.org/2000/svg";
   const byId = (id) => document.getElementById(id);
@@ -17,7 +18,11 @@
   const percent = (value) => (known(value) ? `${Math.round(100 * value)} %` : "–");
   const number = (value) => (known(value) ? value.toLocaleString("en") : "–");
   const nats = (value) => (known(value) ? value.toFixed(2) : "–");
-  const millis = (value) => (known(value) ? `${value < 10 ? value.toFixed(1) : Math.round(value)} ms` : "–");
+  function millis(value) {
+    if (!known(value)) return "–";
+    if (value >= 1000) return `${(value / 1000).toFixed(value < 10000 ? 1 : 0)} s`;
+    return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
+  }
   const words = (name) => String(name).replaceAll("_", " ");
   const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 
@@ -68,7 +73,7 @@
       if (!known(value)) { last = null; continue; }
       const x = 1000 * (1 - (now - time) / width);
       const y = 100 - 100 * Math.min(value / top, 1);
-      steps.push(`${last !== null && time - last < 5 ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(2)}`);
+      steps.push(`${last !== null && time - last < GAP ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(2)}`);
       last = time;
     }
     return steps.length ? `${steps.join("")}h0.01` : ""; // a lone point is a dot
@@ -305,10 +310,9 @@
     try {
       const headers = { Accept: "text/event-stream" };
       if (token) headers.Authorization = `Bearer ${token}`;
-      const answer = await fetch("v1/events", {
-        headers, cache: "no-store", signal: stop.signal,
-        credentials: "omit", // or the browser asks for a password of its own
-      });
+      // Not relative to the page: its address may carry a password, which fetch refuses.
+      const events = new URL("v1/events", location.origin + location.pathname);
+      const answer = await fetch(events, { headers, cache: "no-store", signal: stop.signal });
       if (answer.status === 401 || answer.status === 403) return "token";
       if (!answer.ok) return `the service answered ${answer.status}`;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -318,9 +322,9 @@
         if (done) return "the service ended it";
         clearTimeout(silence);
         silence = setTimeout(() => stop.abort(), SILENCE);
-        const events = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
-        rest = events.pop();
-        for (const event of events) {
+        const whole = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+        rest = whole.pop();
+        for (const event of whole) {
           const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5));
           if (!data.length) continue;
           failures = 0;

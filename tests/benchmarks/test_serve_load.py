@@ -1,0 +1,73 @@
+"""benchmarks/serve_load.py counts what it sends and what comes back."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from services import GROUP, image, running, tiny_host
+
+from opentta.serve.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def serve_load():
+    path = ROOT / "benchmarks" / "serve_load.py"
+    spec = importlib.util.spec_from_file_location("serve_load", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["serve_load"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["serve_load"]
+
+
+def sent(module, host, settings=None, **bounds):
+    with running(host, settings) as address:
+        server = module.Server(None, address.port, GROUP)
+        run = module.load(server, [image(n) for n in range(5)], seconds=60, **bounds)
+        return run, server, address.app
+
+
+def test_every_answer_is_counted_and_every_stream_gets_its_turn(serve_load):
+    run, server, app = sent(serve_load, tiny_host(), requests=26, streams=3, connections=4)
+    assert len(run.milliseconds) == 26 and run.refused == 0
+    assert server.sent == {"stream-0": 9, "stream-1": 9, "stream-2": 8}
+    assert run.groups == 6  # whole ones
+    assert run.stepped + run.skipped <= 6
+    assert {s.name: s.images for s in app.state.service.host.streams()} == server.sent
+    assert 0 < run.at(0.5) <= run.at(0.99) and run.throughput > 0
+
+
+def test_a_rate_is_kept(serve_load):
+    run, *_ = sent(serve_load, tiny_host(), requests=11, streams=1, connections=4, rate=20.0)
+    assert len(run.milliseconds) == 11
+    assert run.seconds >= 10 / 20
+
+
+def test_a_refusal_is_no_answer(serve_load):
+    run, server, _ = sent(
+        serve_load, tiny_host(max_streams=1), requests=4, streams=2, connections=1
+    )
+    assert len(run.milliseconds) == 2 and run.refused == 2
+    assert server.sent == {"stream-0": 2}
+
+
+def test_time_bounds_a_run(serve_load):
+    with running(tiny_host(), Settings()) as address:
+        server = serve_load.Server(None, address.port, GROUP)
+        run = serve_load.load(
+            server, [image()], requests=10**6, streams=1, connections=1, rate=50.0, seconds=0.5
+        )
+    assert 0 < len(run.milliseconds) <= 26
+
+
+def test_groups_are_read_from_the_metrics(serve_load):
+    with running(tiny_host()) as address:
+        server = serve_load.Server(None, address.port, GROUP)
+        assert server.groups() == (0, 0)
+        serve_load.load(server, [image()], requests=GROUP, streams=1, connections=1, seconds=60)
+        with address.client() as client:
+            assert client.post("/v1/streams/stream-0/flush").status_code == 204
+        assert server.groups() == (1, 0)
