@@ -111,13 +111,6 @@ def test_a_lost_connection_is_said_and_found_again(browser):
         eventually(tab, ROWS, lambda rows: rows == ["left"])
 
 
-def test_the_password_of_the_page_is_enough(browser):
-    with running(tiny_host(), Settings(token="open-sesame")) as address:
-        tab = Tab(browser, address.url.replace("//", "//any:open-sesame@"), 1280)
-        eventually(tab, STATE, lambda state: state == "live")
-        assert not tab.evaluate("document.getElementById('ask').checkVisibility()")
-
-
 def test_the_page_asks_for_another_token_and_says_when_it_is_wrong(browser):
     with running(tiny_host()) as address:
         tab = Tab(browser, address.url, 375)

@@ -73,7 +73,7 @@ class Gate:
         if self._token is not None and not self._knows(headers, scope["method"]):
             challenge = 'Bearer realm="opentta"'
             if "text/html" in headers.get("accept", ""):  # a browser asks its user then
-                challenge += ', Basic realm="opentta: any name, the token as password"'
+                challenge = 'Basic realm="opentta: any name, the token as password"'
             return Problem(
                 401,
                 "expected the header Authorization: Bearer, with the token of this server",
