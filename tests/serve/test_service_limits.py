@@ -349,8 +349,11 @@ def test_without_the_token_nothing_is_told(guarded, given):
     problem(guarded.post("/v1/streams/a/images", content=image(), headers=headers), 401)
 
 
-def test_the_page_needs_the_token_too(guarded):
-    problem(guarded.get("/"), 401)
+def test_the_page_holds_no_data_and_is_open_and_what_it_shows_is_not(guarded):
+    assert guarded.get("/").status_code == guarded.get("/page/page.js").status_code == 200
+    problem(guarded.get("/v1/events"), 401)
+    problem(guarded.get("/page/../v1/streams"), 401)
+    problem(guarded.get("/page/../../metrics"), 401)
 
 
 def test_with_the_token_all_is_open(guarded):

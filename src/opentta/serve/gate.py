@@ -14,6 +14,7 @@ from opentta.serve.problems import Problem
 from opentta.serve.service import Service
 
 OPEN = ("/healthz", "/readyz")  # without a token
+PAGE = "/"  # it and its files hold no data; the page asks for the token itself
 WATCHED = (*OPEN, "/metrics", "/v1/events")  # beside the count: while draining, and when full
 SAFE = ("GET", "HEAD")
 HEADERS = {
@@ -67,7 +68,7 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Problem | None:
         service, path = self._service, scope["path"]
-        if path in OPEN:
+        if path in (*OPEN, PAGE) or path.startswith(f"{PAGE}page/"):
             return None
         headers = Headers(scope=scope)
         if self._token is not None and not self._knows(headers, scope["method"]):

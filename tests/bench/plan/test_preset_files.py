@@ -367,7 +367,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "presets.md"
 
 
 def test_the_page_shows_a_file_that_works(write):
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    text, *_ = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     preset = load_preset(write(text, complete=False))
     cells = expand(preset, download=False)
     assert len(cells) == 3 * 2 * 2 * (2 * 2 + 1)  # rows, OOD, seeds, domains of C and R

@@ -350,7 +350,7 @@ def test_without_unknown_images_the_table_has_no_column_that_needs_some(tmp_path
     store = write_records(tmp_path / "s", [record_of(p, metrics=metrics) for p in chosen])
     table = table_of(store)
     assert cell(table, "source", "acc", "no OOD set").text == "50.0"
-    assert [heading.measure for heading in table.headings] == ["acc", "cost", "memory"]
+    assert [heading.measure for heading in table.headings] == ["acc"]
 
 
 def test_without_labels_nothing_is_said_of_right_answers_and_no_agreement_is_best(tmp_path):
@@ -361,7 +361,7 @@ def test_without_labels_nothing_is_said_of_right_answers_and_no_agreement_is_bes
     store = make_store(tmp_path / "s", chosen, **asked, missing=lambda place: True)
     write_records(store, [record_of(place, metrics=metrics) for place in chosen])
     table = table_of(store, "flat")
-    measures = ["agreement", "confidence", "auroc", "fpr95", "cost", "memory"]
+    measures = ["agreement", "confidence", "auroc", "fpr95", "cost"]
     assert [heading.measure for heading in table.headings] == measures
     agreement = cell(table, "tent", "agreement", "textures")
     assert agreement.text == "87.5" and not agreement.best
