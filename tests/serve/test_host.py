@@ -91,7 +91,7 @@ def test_an_answer_names_the_version_of_the_weights():
 
 def test_files_and_tensors_are_answered_alike_and_wait_as_they_came():
     serving = host(preprocess=squeezed)
-    data = [file_of(seed=n) for n in range(3)]
+    data = [file_of((20, 20), kind="JPEG", seed=n) for n in range(3)]
     images = torch.stack([serving.adapter.preprocess(Image.open(io.BytesIO(d))) for d in data])
     by_file = serving.answer({"a": data})["a"]
     assert by_file.logits.equal(serving.answer({"b": images})["b"].logits)
@@ -264,6 +264,58 @@ def test_no_answer_is_of_half_updated_weights():
     assert not any(a.equal(b) for a, b in pairwise(versions))
 
 
+def test_a_reset_or_a_freeze_between_a_group_and_its_step_makes_it_void(monkeypatch):
+    for act in ("reset", "freeze"):
+        serving, images = host(), {"a": pictures(2)}
+        learned(serving, "a")
+        decoded = serving.network.pixels
+
+        def interrupted(waiting, serving=serving, act=act, decoded=decoded):
+            getattr(serving, act)("a")
+            return decoded(waiting)
+
+        serving.answer({"a": pictures(GROUP)})
+        monkeypatch.setattr(serving.network, "pixels", interrupted)
+        before = serving.predict(images)["a"].logits
+        serving.work()
+        monkeypatch.undo()
+        after = serving.predict(images)["a"].logits
+        fresh = serving.predict({"new": images["a"]})["new"].logits
+        assert after.equal(fresh if act == "reset" else before)
+
+
+def test_a_step_that_fails_skips_one_group_and_spends_nothing(monkeypatch):
+    serving = host(per_step=2)
+    for name in ("a", "b"):
+        serving.answer({name: pictures(GROUP)})
+    spent = serving._places.find("a").serving.spending.spent
+    step = serving.network.stepped
+
+    def failing(before, images):
+        if len(images) > 1 or (bool((images[0][0] == pictures(GROUP)[0]).all()) and not done):
+            done.append(1)
+            raise MemoryError("no room")
+        return step(before, images)
+
+    done = []
+    monkeypatch.setattr(serving.network, "stepped", failing)
+    assert serving.work()  # together it fails, alone each goes
+    assert [info.stepped for info in serving.streams()] == [1, 1]
+    done.clear()
+    serving.answer({"a": pictures(GROUP)})
+    with pytest.raises(MemoryError):
+        serving.work()
+    info = serving.info("a")
+    assert (info.stepped, info.skipped, info.waiting) == (1, 1, 0)
+    assert serving._places.find("a").serving.spending.spent == spent + GROUP + step_cost(serving)
+    serving.answer({"a": pictures(GROUP, 3)})
+    assert serving.work()
+
+
+def step_cost(serving):
+    return serving._places.find("a").serving.spending.cost(GROUP)
+
+
 # Decisions and labels ---------------------------------------------------------------------------
 
 
@@ -293,6 +345,22 @@ def test_a_stream_may_have_images_of_its_own():
     assert serving.predict({"b": pictures(2)})["b"].decision.p_value is None
     with pytest.raises(CalibrationError, match="takes at least 19 known images"):
         serving.calibrate(pictures(3))
+
+
+def test_two_calibrations_at_once_and_answers_meanwhile():
+    serving = host()
+    for name in ("a", "b"):
+        learned(serving, name, groups=1)
+    calls = [
+        threading.Thread(target=serving.calibrate, args=(pictures(30, seed),)) for seed in (1, 2)
+    ]
+    for call in calls:
+        call.start()
+    while any(call.is_alive() for call in calls):
+        serving.answer({"a": pictures(1)})
+    for name in ("a", "b", "new"):
+        assert serving.answer({name: pictures(1)})[name].p_value is not None
+    assert len(serving._known) <= 2
 
 
 def test_set_aside_images_are_scored_again_as_the_weights_move():

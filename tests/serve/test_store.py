@@ -8,7 +8,13 @@ import pytest
 import torch
 from test_host import GROUP, LIVELY, file_of, host, learned, pictures, squeezed
 
-from opentta.errors import CalibrationError, HostFullError, StaleStreamError, StateError
+from opentta.errors import (
+    CalibrationError,
+    HostFullError,
+    StaleStreamError,
+    StateError,
+    StreamError,
+)
 from opentta.serve import Host, store
 from opentta.testing import tiny_vit
 
@@ -43,7 +49,9 @@ def test_a_flag_alone_is_saved_too(tmp_path):
 
 def test_waiting_images_lie_in_the_file_as_they_came(tmp_path):
     serving = host(store=tmp_path, preprocess=squeezed)
-    data = [file_of(seed=n) for n in range(GROUP + 1)]  # one group is whole, one image is left
+    data = [
+        file_of((20, 20), kind="JPEG", seed=n) for n in range(GROUP + 1)
+    ]  # one group is whole, one image is left
     serving.answer({"a": data})
     serving.save()
     again = host(store=tmp_path, preprocess=squeezed)
@@ -196,14 +204,91 @@ def test_calibrating_all_reaches_streams_that_are_away(tmp_path):
 def test_sets_of_known_images_are_bounded_and_unused_ones_go(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "MOST_KNOWN", 2)
     serving = host("source", store=tmp_path)
-    serving.answer({"a": pictures(1)})
-    for seed in range(2):
-        serving.calibrate(pictures(20, seed), stream="a")
+    for name in ("a", "b", "c"):
+        serving.answer({name: pictures(1)})
+    with pytest.raises(StreamError):
+        serving.calibrate(pictures(20, 9), stream="nope")
+    assert list((tmp_path / "known").iterdir()) == []
+    for seed, name in enumerate(("a", "a", "a", "b")):  # unused ones make room
+        serving.calibrate(pictures(20, seed), stream=name)
     with pytest.raises(CalibrationError, match="2 different sets of known images"):
-        serving.calibrate(pictures(20, 2), stream="a")
-    serving.close()
-    host("source", store=tmp_path)  # a start sweeps up
-    assert len(list((tmp_path / "known").iterdir())) == 1
+        serving.calibrate(pictures(20, 4), stream="c")
+    assert len(list((tmp_path / "known").iterdir())) == 2
+
+
+def test_a_calibration_that_could_not_be_written_whole_did_not_happen(tmp_path, monkeypatch):
+    serving = host("source", store=tmp_path)
+    serving.calibrate(pictures(20, 1))
+    write = serving._store._write_words
+
+    def full(words):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(serving._store, "_write_words", full)
+    with pytest.raises(StateError, match="No space left"):
+        serving.calibrate(pictures(25, 2))
+    monkeypatch.setattr(serving._store, "_write_words", write)
+    images = {"a": pictures(3)}
+    expected = serving.predict(images)["a"].p_value
+    again = host("source", store=tmp_path)
+    assert again.predict(images)["a"].p_value.equal(expected)
+    again.calibrate(pictures(25, 2))
+    assert len(list(tmp_path.glob("calibration-*"))) == 1
+    assert len(host("source", store=tmp_path)._everywhere.images) == 25
+
+
+# When something fails ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["rotta", "sotta", "cotta", "stamp", "tent"])
+def test_streams_of_any_method_come_back(tmp_path, method):
+    with host(method, store=tmp_path) as first:
+        learned(first, "a", groups=2)
+        first.answer({"b": pictures(1)})
+    again = host(method, store=tmp_path)
+    assert logits(again, "a").equal(logits(first, "a"))
+    assert again.health("a").steps == 2
+
+
+def test_a_stream_that_cannot_be_saved_stops_no_other(tmp_path):
+    serving = host("source", store=tmp_path, max_streams=2, save_every=1)
+    for name in ("a", "b"):
+        serving.answer({name: pictures(1)})
+        serving.save(name)
+    path = tmp_path / "streams" / "a.safetensors"
+    for spoil in (path.unlink, lambda: path.write_bytes(b"damaged")):
+        spoil()
+        for name in ("a", "b"):
+            serving.answer({name: pictures(1)})
+        with pytest.raises(StateError, match=r"a\.safetensors|'a'"):
+            serving.save()
+        serving.answer({"c": pictures(1)})  # b leaves in the place of a
+        assert "b" in serving.stored() and serving.work() in (True, False)
+
+
+def test_a_stream_stays_in_memory_while_it_learns(tmp_path, monkeypatch):
+    serving = host(store=tmp_path, max_streams=1)
+    serving.answer({"a": pictures(GROUP)})
+    step = serving.network.stepped
+
+    def crowded(before, images):
+        serving.answer({"b": pictures(1)})
+        return step(before, images)
+
+    monkeypatch.setattr(serving.network, "stepped", crowded)
+    assert serving.work()
+    monkeypatch.undo()
+    assert serving.health("a").steps == 1
+    assert len(serving.streams()) <= 2
+
+
+def test_what_a_user_changed_is_saved_at_the_next_occasion(tmp_path):
+    serving = host("source", store=tmp_path, save_every=100)
+    serving.answer({"a": pictures(1)})
+    assert not serving.work()
+    serving.freeze("a")
+    assert serving.work()
+    assert host("source", store=tmp_path).info("a").is_frozen
 
 
 # Threads ---------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Calibration:
         credit = allowed(self.seen) - self.spent
         self.spent += max(0, math.floor(credit) - len(self.images))  # rest is not saved up
         chunk_size = min(CHUNK, len(self.images))
-        while allowed(self.seen) - self.spent >= chunk_size and self.age(moves):
+        while allowed(self.seen) - self.spent >= chunk_size and self.age(moves) > 0:
             start = CHUNK * (int(self.moves.argmin()) // CHUNK)
             chunk = slice(start, min(start + CHUNK, len(self.images)))
             self.scores[chunk] = score(unpacked(self.images[chunk])).to(self.scores)

@@ -121,5 +121,5 @@ class Clock:
         """The mean of the latest steps; None before the first."""
         if self._device.type == "cuda" and self._spans:
             self._spans[-1][1].synchronize()
-            return fmean(start.elapsed_time(end) / 1000 for start, end in self._spans)
-        return fmean(self._spans) if self._spans else None
+            return fmean(start.elapsed_time(end) / 1000 for start, end in list(self._spans))
+        return fmean(list(self._spans)) if self._spans else None

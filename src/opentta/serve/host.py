@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -28,7 +29,7 @@ from opentta.adapter.kept import Kept
 from opentta.adapter.serving import Feedback, Serving
 from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
-from opentta.errors import CalibrationError, ConfigError, HostFullError
+from opentta.errors import CalibrationError, ConfigError, HostFullError, StateError
 from opentta.parts.pixels import packed
 from opentta.serve.network import Checked, Images, SharedNetwork, fresh_generator, versioned
 from opentta.serve.places import Places
@@ -44,12 +45,12 @@ MOST_PIXELS = 50_000_000  # of one image, before it is decoded
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """A stream at a glance; counts are since it began or was reset."""
+    """A stream at a glance."""
 
     name: str
-    images: int
-    stepped: int  # groups that were learned from, in this process
-    skipped: int  # groups for which there was no time, in this process
+    images: int  # since it began or was reset
+    stepped: int  # groups that were learned from, since the stream began
+    skipped: int  # groups for which there was no time, since then
     waiting: int  # images that are not learned from yet
     version: int  # of its weights
     is_frozen: bool
@@ -63,6 +64,20 @@ class Groups:
 
     stepped: int  # that were learned from
     skipped: int  # for which there was no time
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Images of one stream that are to be learned from."""
+
+    stream: Stream
+    waiting: list[Waiting]
+    changes: int  # of the stream, when the group was taken
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the stream still is what it was, and learns."""
+        return self.stream.changes == self.changes and self.stream.serving.learns
 
 
 class Host:
@@ -109,6 +124,8 @@ class Host:
         **fields: Any,
     ) -> None:
         numbers = {"max_streams": max_streams, "max_stored": max_stored, "keep": keep}
+        optional = {"save_every": save_every, "per_step": per_step, "most_pixels": most_pixels}
+        numbers |= {name: number for name, number in optional.items() if number is not None}
         for name, number in numbers.items():
             least = 0 if name == "keep" else 1
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
@@ -185,14 +202,14 @@ class Host:
 
     def _noted(self, stream: Stream, out: Prediction, came: Checked) -> Prediction:
         """Counts, tickets, and the images to learn from."""
-        serving, count = stream.serving, len(came.images)
-        serving.spending.images += count
-        serving.spending.spent += count
+        serving, new = stream.serving, len(came.images)
+        serving.spending.images += new
+        serving.spending.spent += new
         out = serving.noted(out, came.images)
-        stream.unsaved, stream.is_changed = stream.unsaved + count, True
-        stream.unscored += count
+        stream.unsaved, stream.is_changed = stream.unsaved + new, True
+        stream.unscored += new
         if self.keep:
-            self._places.kept(stream, count)
+            self._places.kept(stream, new)
         if serving.learns:
             skipped = stream.skipped
             stream.push(came.waiting, self.network.adapter.policy.group, next(self._clock))
@@ -202,18 +219,20 @@ class Host:
     # Learning -----------------------------------------------------------------------------
 
     def work(self) -> bool:
-        """Learn from a whole group of one or several streams, or else save what is due.
+        """Learn from a whole group of one or several streams, and save what is due.
 
-        Returns whether there was anything to do.
+        Returns whether there was anything to do. An error of a step or of a save is raised when
+        the rest is done.
         """
         with self._learning:
             batch = self._next_groups()
-            if batch:
+            try:
                 self._learn(batch)
-            saved = self._save_due()
+            finally:
+                saved = self._save_due()
         return bool(batch) or saved
 
-    def _next_groups(self) -> list[tuple[Stream, list[Waiting]]]:
+    def _next_groups(self) -> list[_Group]:
         """Whole groups, those that wait longest first, as many as one step takes."""
         most = self.per_step if self.network.shares_steps else 1
         with self._lock:
@@ -221,34 +240,69 @@ class Host:
                 (s for s in self._places if s.ready and s.serving.learns),
                 key=lambda s: s.ready_since,
             )
-            batch = [(stream, stream.ready) for stream in line[:most]]
-            for stream, _ in batch:
-                stream.ready = []
+            batch = [_Group(stream, stream.ready, stream.changes) for stream in line[:most]]
+            for group in batch:
+                group.stream.ready, group.stream.is_learning = [], True
             return batch
 
-    def _learn(self, batch: Sequence[tuple[Stream, list[Waiting]]]) -> None:
-        """Step on those groups that are to be learned from, then score set-aside images again."""
-        groups = [(stream, self.network.pixels(waiting)) for stream, waiting in batch]
+    def _learn(self, batch: Sequence[_Group]) -> None:
+        """Step on those groups that are to be learned from, then score set-aside images again.
+
+        Where one step of several streams fails, each is tried alone; a group that fails alone is
+        skipped.
+        """
+        try:
+            self._step(batch)
+        except Exception:
+            with self._lock:
+                for group in batch if len(batch) == 1 else ():
+                    group.stream.skipped += 1
+                    self._skipped += 1
+            if len(batch) == 1:
+                raise
+            for group in batch:
+                self._learn([group])
+        finally:
+            with self._lock:
+                for group in batch:
+                    group.stream.is_learning = False
+
+    def _step(self, batch: Sequence[_Group]) -> None:
+        pixels = [self.network.pixels(group.waiting) for group in batch]
         with self._lock:
-            due = [(s, images) for s, images in groups if s.serving.spending.due(images)]
-            before = [(s.values, s.generator) for s, _ in due]
-            changes = [s.changes for s, _ in due]
-            for stream, images in due:
-                stream.serving.spending.spent += stream.serving.spending.cost(len(images))
+            due = [
+                (group, images)
+                for group, images in zip(batch, pixels, strict=True)
+                if group.is_wanted and group.stream.serving.spending.due(images)
+            ]
+            before = [(group.stream.values, group.stream.generator) for group, _ in due]
         after = self.network.stepped(before, [images for _, images in due])
         with self._lock:
-            for (stream, _), number, new in zip(due, changes, after, strict=True):
-                if stream.changes == number:  # else: reset, or taken back, while this step ran
+            for (group, images), new in zip(due, after, strict=True):
+                stream, spending = group.stream, group.stream.serving.spending
+                spending.spent += spending.cost(len(images))
+                if group.is_wanted:  # else: reset, frozen or taken back, while this step ran
                     stream.values, stream.generator = new
                     stream.serving.moves += self.network.remembers
                     stream.stepped += 1
-                    self._stepped += 1
                     stream.is_changed = True
-        for stream, _ in groups:
+                    self._stepped += 1
+        for group in batch:
+            self._keep_up(group)
+
+    def _keep_up(self, group: _Group) -> None:
+        """Score set-aside images again, as many as the images since the last time pay for."""
+        stream = group.stream
+        with self._lock:
             calibration, unscored = stream.serving.calibration, stream.unscored
             stream.unscored = 0
-            if isinstance(calibration, Calibration):
-                self.network.keep_up(calibration, stream, unscored)
+        if isinstance(calibration, Calibration):
+            self.network.keep_up(calibration, stream, unscored)
+            with self._lock:
+                known = calibration.source_scores
+                if stream.changes != group.changes and known is not None:  # the source again
+                    calibration.scores.copy_(known)
+                    calibration.moves.fill_(stream.serving.moves)
 
     # One stream ---------------------------------------------------------------------------
 
@@ -265,7 +319,7 @@ class Host:
     def _touched(self, name: str) -> Stream:
         """A stream that is changed now, so that it is saved when it leaves."""
         stream = self._places.existing(name)
-        stream.is_changed = True
+        stream.is_changed = stream.is_due = True
         return stream
 
     def _changed(self, stream: Stream) -> None:
@@ -281,6 +335,7 @@ class Host:
             with self.network.of(found) as adapter:
                 adapter.reset()
                 self._changed(found)
+                found.values = self.network.source  # shared again
 
     def freeze(self, stream: str) -> None:
         """Stop learning; see ``Adapter.freeze``."""
@@ -305,9 +360,10 @@ class Host:
                 with self.network.of(found) as adapter:
                     adapter.flush()  # an error where it does not learn; its own buffer is empty
                 groups = [group for group in (found.ready, found.waiting) if group]
-                found.ready, found.waiting = [], []
-            for group in groups:
-                self._learn([(found, group)])
+                found.ready, found.waiting, found.is_learning = [], [], True
+                changes = found.changes
+            for images in groups:
+                self._learn([_Group(found, images, changes)])
 
     def health(self, stream: str) -> Health:
         """How ``stream`` is doing; see ``Adapter.health``."""
@@ -377,65 +433,92 @@ class Host:
         ``known``, ``rate`` and ``follow`` as in ``Adapter.calibrate``; None: by each stream's own
         scores. The images are kept once, their scores per stream.
         """
-        made = self._calibration(known, rate, follow=follow)
-        with self._learning, self._lock:
-            if self._store is not None:
-                self._store.keep_images(*made)
-            if stream is None:
-                self._everywhere, self._serial = made[0], self._serial + 1
-                streams = list(self._places)
+        images = None if known is None else self._known_images(known, rate)
+        with self._learning:  # steps wait, answers go on
+            made, name = self._calibration(images, rate, follow=follow)
+            with self._lock:
+                names = [found.name for found in self._places]
+                if stream is not None:
+                    names = [self._places.existing(stream).name]
                 if self._store is not None:
-                    self._store.calibrate(*made, serial=self._serial)
-            else:
-                streams = [self._places.existing(stream)]
-            for found in streams:
-                self._calibrate(found, made[0])
-            used = {found.known for found in self._places} | {made[1]}
-            if isinstance(self._everywhere, Calibration):
-                images = self._everywhere.images
-                used |= {name for name, known in self._known.items() if known is images}
-            self._known = {name: known for name, known in self._known.items() if name in used}
+                    self._store.keep_images(made, name, {found.known for found in self._places})
+                if stream is None:
+                    if self._store is not None:
+                        self._store.calibrate(made, name, serial=self._serial + 1)
+                    self._everywhere, self._serial = made, self._serial + 1
+                if images is not None:
+                    self._known[name or ""] = made.images  # type: ignore[union-attr]
+        for each in names:
+            with self._learning:
+                self._calibrate_meanwhile(each, made)
+        with self._lock:
+            used = {found.known for found in self._places} | {self._name_of(self._everywhere)}
+            self._known = {n: images for n, images in self._known.items() if n in used}
 
-    def _calibration(
-        self, known: Iterable[Any] | Tensor | None, rate: float, *, follow: bool
-    ) -> tuple[Calibration | StreamThreshold, str | None]:
-        """What a stream that has learned nothing is calibrated with, and the name of the images."""
-        backbone = self.adapter.backbone
-        if known is None:
-            return StreamThreshold(backbone.device), None
+    def _known_images(self, known: Iterable[Any] | Tensor, rate: float) -> Tensor:
+        """Set-aside images (n, 3, H, W), packed, or why they are none."""
         Calibration.check(rate)
         batches = [known] if isinstance(known, Tensor) else known
-        images = list(source_images(batches, backbone, what="calibrate"))
+        images = list(source_images(batches, self.adapter.backbone, what="calibrate"))
         sizes = {tuple(batch.shape[2:]) for batch in images}
         if len(sizes) > 1:
             raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
         Calibration.check(rate, sum(map(len, images)))
-        whole = packed(torch.cat(images))
-        name = hashed({"images": whole})
+        return packed(torch.cat(images))
+
+    def _calibration(
+        self, images: Tensor | None, rate: float, *, follow: bool
+    ) -> tuple[Calibration | StreamThreshold, str | None]:
+        """What a stream that has learned nothing is calibrated with, and the name of the images."""
+        if images is None:
+            return StreamThreshold(self.adapter.backbone.device), None
+        name = hashed({"images": images})
         with self._lock:
-            whole = self._known.setdefault(name, whole)
-            calibration = Calibration(whole, float(rate), follow=follow)
-            self.network.score_all(calibration, self.network.source, 0)
-            calibration.source_scores = calibration.scores.clone()
+            images = self._known.get(name, images)
+        calibration = Calibration(images, float(rate), follow=follow)
+        learner, source = self.network.learner, self.network.source
+        self.network.score_all(learner, calibration, source, moves=0)
+        calibration.source_scores = calibration.scores.clone()
         return calibration, name
 
-    def _calibrate(self, stream: Stream, made: Calibration | StreamThreshold) -> None:
-        """Let ``stream`` decide by ``made``, with scores of its own weights."""
-        stream.serving.calibrated(self._calibration_of(stream, made))
-        stream.serial, stream.known, stream.is_changed = self._serial, None, True
-        if isinstance(made, Calibration):
-            stream.known = next(n for n, t in self._known.items() if t is made.images)
+    def _calibrate_meanwhile(self, name: str, made: Calibration | StreamThreshold) -> None:
+        """Let a stream decide by ``made``; it answers while its scores are computed."""
+        while True:
+            with self._lock:
+                stream = self._places.in_memory(name)
+                if stream is None:  # it left; when it comes back, it is calibrated
+                    return
+                changes = stream.changes
+            mine = self._calibration_of(stream, made, self.network.learner)
+            with self._lock:
+                if self._places.in_memory(name) is not stream:
+                    return
+                if stream.changes == changes:
+                    self._decide(stream, mine)
+                    return
 
     def _calibration_of(
-        self, stream: Stream, made: Calibration | StreamThreshold
+        self, stream: Stream, made: Calibration | StreamThreshold, adapter: Adapter
     ) -> Calibration | StreamThreshold:
-        """The same for ``stream``, with scores of its weights; the images are shared."""
+        """``made`` with scores of the stream's weights, by ``adapter``; the images are shared."""
         if isinstance(made, StreamThreshold):
             return StreamThreshold(self.adapter.backbone.device)
         mine = copy.deepcopy(made, {id(made.images): made.images})
-        if stream.serving.moves:
-            self.network.score_all(mine, stream.values, stream.serving.moves)
+        moves = stream.serving.moves
+        if moves:
+            self.network.score_all(adapter, mine, stream.values, moves=moves)
         return mine
+
+    def _decide(self, stream: Stream, by: Calibration | StreamThreshold) -> None:
+        """From now on, by this."""
+        stream.serving.calibrated(by)
+        stream.serial, stream.known, stream.is_changed = self._serial, self._name_of(by), True
+
+    def _name_of(self, made: Calibration | StreamThreshold | None) -> str | None:
+        """The name of its set-aside images, if it has some."""
+        if not isinstance(made, Calibration):
+            return None
+        return next((n for n, images in self._known.items() if images is made.images), None)
 
     def fit_source(self, loader: Iterable[Any]) -> None:
         """Learn from source data what the method needs; see ``Adapter.fit_source``."""
@@ -453,11 +536,10 @@ class Host:
                 streams = [s for s in self._places if s.is_changed or not s.saved]
             else:
                 streams = [self._places.existing(stream)]
-        for found in streams:
-            self._places.save(found)
+        self._save_all(streams)
 
     def close(self) -> None:
-        """Learn nothing more, and save what is new."""
+        """Wait for the step that runs, and save what is new."""
         with self._learning:
             if self._store is not None:
                 self.save()
@@ -469,14 +551,25 @@ class Host:
         self.close()
 
     def _save_due(self) -> bool:
-        """Save streams with ``save_every`` new images."""
+        """Save streams with ``save_every`` new images, and those that somebody has changed."""
         if self._store is None or self.save_every is None:
             return False
+        now, most = time.monotonic(), self.save_every
         with self._lock:
-            due = [s for s in self._places if s.unsaved >= self.save_every]
-        for stream in due:
-            self._places.save(stream)
+            due = [s for s in self._places if (s.is_due or s.unsaved >= most) and s.retry_at <= now]
+        self._save_all(due)
         return bool(due)
+
+    def _save_all(self, streams: Sequence[Stream]) -> None:
+        """Save all that can be saved, then raise the first error."""
+        failed: list[StateError] = []
+        for stream in streams:
+            try:
+                self._places.save(stream)
+            except StateError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _stream(self, name: str, *, make: bool, beside: Container[str]) -> Stream:
         """The stream of that name, from memory, from its file, or new; ``beside`` others stay."""
@@ -493,14 +586,19 @@ class Host:
             return None
         found = self._store.read(name, self._fresh_serving(), self._known)
         if found is not None and self._everywhere is not None and found.serial < self._serial:
-            self._calibrate(found, self._everywhere)  # done while it was away
+            mine = self._calibration_of(found, self._everywhere, self.adapter)
+            self._decide(found, mine)  # done while it was away
+        elif found is not None and isinstance(found.serving.calibration, Calibration):
+            everywhere = self._everywhere
+            if isinstance(everywhere, Calibration) and found.known == self._name_of(everywhere):
+                found.serving.calibration.source_scores = everywhere.source_scores
         return found
 
     def _new(self, name: str) -> Stream:
         draws = fresh_generator(self.adapter)
         stream = Stream(name, self.network.source, draws, self._fresh_serving())
         if self._everywhere is not None:
-            self._calibrate(stream, self._everywhere)
+            self._decide(stream, self._calibration_of(stream, self._everywhere, self.adapter))
         return stream
 
     def _fresh_serving(self) -> Serving:

@@ -74,11 +74,12 @@ class SharedNetwork:
         if isinstance(given, Tensor):
             images = given.to(backbone.device)
             check_form(images, backbone)
-            waiting: list[Waiting] = list(packed(images).unbind())
+            waiting: list[Waiting] = [pixels.clone() for pixels in packed(images)]
         else:
             waiting = [self._as_it_waits(image) for image in given]
             images = self.pixels(waiting)
             check_form(images, backbone)
+            waiting = [_smaller(*pair) for pair in zip(waiting, images, strict=True)]
         check_values(images)
         return Checked(images, waiting)
 
@@ -146,11 +147,13 @@ class SharedNetwork:
         with self.of(stream) as adapter:
             return adapter.predict(images)
 
-    def score_all(self, calibration: Calibration, values: Mapping[str, Tensor], moves: int) -> None:
-        """Score the set-aside images under ``values``."""
-        _put(self.adapter, values)
-        with _mode(self.adapter, learn=False):
-            calibration.score_all(self.adapter._score, moves=moves)
+    def score_all(
+        self, by: Adapter, calibration: Calibration, values: Mapping[str, Tensor], *, moves: int
+    ) -> None:
+        """Score the set-aside images under ``values``, by the adapter that answers or learns."""
+        _put(by, values)
+        with _mode(by, learn=False):
+            calibration.score_all(by._score, moves=moves)
 
     # Learning -----------------------------------------------------------------------------
 
@@ -208,6 +211,12 @@ class SharedNetwork:
         except RuntimeError:  # it draws random numbers, or reads a value back
             return False
         return True
+
+
+def _smaller(image: Waiting, pixels: Tensor) -> Waiting:
+    """A file waits as it came, unless what the model sees of it is smaller."""
+    levels = packed(pixels[None].float())[0]
+    return image if isinstance(image, Tensor) or len(image) <= levels.nbytes else levels
 
 
 def fresh_generator(adapter: Adapter) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator
 from itertools import islice
 
-from opentta.errors import HostFullError, StreamError
+from opentta.errors import HostFullError, StateError, StreamError
 from opentta.serve.store import Store
 from opentta.serve.stream import Stream, checked_name
+
+RETRY = 10.0  # seconds after a save that failed
 
 
 class Places:
@@ -45,6 +48,10 @@ class Places:
     def latest(self, most: int | None) -> list[Stream]:
         """The streams in memory, the latest used last; at most so many."""
         return list(islice(reversed(self._streams.values()), most))[::-1]
+
+    def in_memory(self, name: str) -> Stream | None:
+        """The stream if it is in memory; its place in the line stays."""
+        return self._streams.get(name)
 
     def find(self, name: str, *, beside: Container[str] = ()) -> Stream | None:
         """The stream, from memory or from its file; ``beside`` others stay where they are."""
@@ -105,13 +112,15 @@ class Places:
                 self._saved.wait()
             if self._streams.get(stream.name) is not stream:  # it left, or was removed
                 return
-            stream.is_saving, stream.is_changed, images = True, False, stream.unsaved
+            stream.is_saving, images = True, stream.unsaved
+            stream.is_changed = stream.is_due = False
             words, tensors = self.store.packed(stream)
         try:
-            stream.saved = self.store.write(stream.name, words, tensors, version=stream.saved)
-            stream.unsaved -= images
+            saved = self.store.write(stream.name, words, tensors, version=stream.saved)
+            with self._lock:
+                stream.saved, stream.unsaved = saved, stream.unsaved - images
         except BaseException:
-            stream.is_changed = True
+            stream.is_changed, stream.retry_at = True, time.monotonic() + RETRY
             raise
         finally:
             with self._lock:
@@ -126,15 +135,22 @@ class Places:
                 "there is no store that one of them could leave for: remove a stream, raise "
                 "max_streams, or give the host a folder, store=..."
             )
+        failed: StateError | None = None
         for name, stream in list(self._streams.items()):
             if len(self._streams) < self.max_streams:
                 return
-            if stream.is_saving or name in beside:
+            if stream.is_saving or stream.is_learning or name in beside:
                 continue
-            if stream.is_changed or not stream.saved:
-                self.save(stream)
+            try:
+                if stream.is_changed or not stream.saved:
+                    self.save(stream)
+            except StateError as error:  # it stays; the next one may be able to leave
+                failed = error
+                continue
             del self._streams[name]
             self._forget(name)
+        if failed is not None and len(self._streams) >= self.max_streams:
+            raise failed
 
     def _forget(self, name: str) -> None:
         self._kept = deque(entry for entry in self._kept if entry[0] != name)

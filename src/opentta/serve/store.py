@@ -8,8 +8,8 @@ of their own, once, however many streams use them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from torch import Tensor
 from opentta.adapter.base import Adapter
 from opentta.adapter.calibration import Calibration, StreamThreshold, restored
 from opentta.adapter.serving import Serving
-from opentta.adapter.snapshot import flatten
 from opentta.adapter.whole_file import alone, read_file, replace_file, write_file
 from opentta.errors import CalibrationError, StaleStreamError, StateError, StateFileError
 from opentta.serve.stream import Stream
@@ -117,22 +116,15 @@ class Store:
     ) -> int:
         """Write the file of a stream whose file had ``version``; the new version comes back."""
         path = self._path(name)
-        try:
-            with alone(path):
-                found = self._version(path)
-                if found != version:
-                    raise StaleStreamError(
-                        f"the stream {name!r} is not saved: its file has version {found}, and this "
-                        f"process knew version {version}. Another process serves this store; let "
-                        "one alone do so"
-                    )
-                write_file(path, {**words, "version": str(version + 1)}, tensors)
-        except StateError:
-            raise
-        except OSError as error:
-            raise StateFileError(
-                f"{path} is not written, and is as it was before: {error.strerror or error}"
-            ) from error
+        with telling(path), alone(path):
+            found = self._version(path)
+            if found != version:
+                raise StaleStreamError(
+                    f"the stream {name!r} is not saved: its file has version {found}, and this "
+                    f"process knew version {version}. Another process serves this store; let one "
+                    "alone do so"
+                )
+            write_file(path, {**words, "version": str(version + 1)}, tensors)
         self._names.add(name)
         return version + 1
 
@@ -188,7 +180,7 @@ class Store:
         if name not in self._names:
             return False
         path = self._path(name)
-        with alone(path):
+        with telling(path), alone(path):
             path.unlink(missing_ok=True)
         self._names.discard(name)
         return True
@@ -198,43 +190,60 @@ class Store:
     def calibrate(
         self, made: Calibration | StreamThreshold, known: str | None, *, serial: int
     ) -> None:
-        """Remember what all streams are calibrated with, also new ones."""
+        """Remember what all streams are calibrated with, also new ones: all of it or nothing."""
+        described: Any = "stream"
         if isinstance(made, Calibration):
-            described: Any = {"known": known, "rate": made.rate, "follow": made.recent is not None}
+            described = {"known": known, "rate": made.rate, "follow": made.recent is not None}
             tensors = {n: t.cpu() for n, t in made.tensors().items() if n != "images"}
-            path = self.folder / "calibration.safetensors"
-            with alone(path):
+            path = self._calibration_file(serial)
+            with telling(path), alone(path):
                 write_file(path, {"known": known or ""}, tensors)
-        else:
-            described = "stream"
-        self._words |= {"calibration": described, "serial": serial}
-        self._write_words(self._words)
+        words = {**self._words, "calibration": described, "serial": serial}
+        with telling(self.folder / "host.json"):
+            self._write_words(words)  # from now on it is so
+        self._words = words
+        for old in self.folder.glob("calibration-*.safetensors"):
+            if old != self._calibration_file(serial):
+                old.unlink(missing_ok=True)
 
-    def _prune(self) -> None:
-        """Set-aside images that no stream has go, at the start alone."""
+    def _calibration_file(self, serial: int) -> Path:
+        return self.folder / f"calibration-{serial}.safetensors"
+
+    def _prune(self, used: Container[str | None] = ()) -> None:
+        """Set-aside images that no stream has go, unless it cannot be told which those are."""
         described = self._words.get("calibration")
-        used = {described["known"]} if isinstance(described, dict) else set()
+        stored = {described["known"]} if isinstance(described, dict) else set()
         for path in (self.folder / "streams").glob("*.safetensors"):
-            with suppress(SafetensorError, OSError), safe_open(path, "pt") as file:
-                used.add((file.metadata() or {}).get("known"))
+            try:
+                with safe_open(path, "pt") as file:
+                    stored.add((file.metadata() or {}).get("known"))
+            except (SafetensorError, OSError):
+                return
         for path in (self.folder / "known").glob("*.safetensors"):
-            if path.stem not in used:
-                path.unlink()
+            if path.stem not in stored and path.stem not in used:
+                path.unlink(missing_ok=True)
 
-    def keep_images(self, made: Calibration | StreamThreshold, known: str | None) -> None:
-        """Write the set-aside images, where they are not there yet."""
+    def keep_images(
+        self, made: Calibration | StreamThreshold, known: str | None, used: Container[str | None]
+    ) -> None:
+        """Write the set-aside images, where they are not there yet; streams in memory have used."""
         if known is None or not isinstance(made, Calibration):
             return
         path = self.folder / "known" / f"{known}.safetensors"
         if path.exists():
             return
-        if len(list(path.parent.glob("*.safetensors"))) >= MOST_KNOWN:
+        if self._is_full():
+            self._prune(used)
+        if self._is_full():
             raise CalibrationError(
-                f"{MOST_KNOWN} different sets of known images are stored, the most that a store "
+                f"streams have {MOST_KNOWN} different sets of known images, the most that a store "
                 "keeps: calibrate streams with the same images, or all at once"
             )
-        with alone(path):
+        with telling(path), alone(path):
             write_file(path, {}, {"images": made.images.cpu()})
+
+    def _is_full(self) -> bool:
+        return len(list((self.folder / "known").glob("*.safetensors"))) >= MOST_KNOWN
 
     def calibration(
         self, device: torch.device
@@ -246,10 +255,13 @@ class Store:
         if described == "stream":
             return StreamThreshold(device), {}, serial
         images = self._images(described["known"], device)
-        _, tensors = read_file(self.folder / "calibration.safetensors", lambda words: None)
+        path = self._calibration_file(serial)
+        words, tensors = read_file(path, lambda words: None)
+        if words.get("known") != described["known"]:
+            raise StateError(f"{path} has scores of other images than {self.folder}/host.json says")
         made = restored({**tensors, "images": images}, device)
         if isinstance(made, Calibration):
-            made.images = images
+            made.images, made.source_scores = images, made.scores.clone()
         return made, {described["known"]: images}, serial
 
     def _images(self, known: str, device: torch.device) -> Tensor:
@@ -278,10 +290,25 @@ class Store:
             raise StateError(f"{path} is a stream of another model or method than its store's")
 
     def _check_values(self, path: Path, values: Mapping[str, Tensor]) -> None:
-        for name, tensor in flatten(self._adapter).items():
-            there = values.get(name)
-            if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
-                raise StateError(f"{path} does not fit: {name} is missing or of another shape")
+        try:
+            self._adapter._snapshot.check(self._adapter, values)
+        except StateError as error:
+            raise StateError(f"{path} does not fit: {error}") from error
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """What the system or a damaged file says inside is told with the name of the file."""
+    try:
+        yield
+    except StateError:
+        raise
+    except OSError as error:
+        raise StateFileError(
+            f"{path} is not written, and is as it was before: {error.strerror or error}"
+        ) from error
+    except SafetensorError as error:
+        raise StateError(f"{path} is damaged, and is left as it is: {error}") from error
 
 
 def _short(value: Any) -> str:

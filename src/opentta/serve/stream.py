@@ -35,6 +35,9 @@ class Stream:
     saved: int = 0  # the version of its state file; 0: there is none
     unsaved: int = 0  # images since then
     is_changed: bool = False  # since it was saved
+    is_due: bool = False  # somebody changed it, who was told so: it is saved at the next occasion
+    is_learning: bool = False  # a step runs on a group of it: it stays in memory
+    retry_at: float = 0.0  # seconds of the clock, after a save that failed
     is_saving: bool = False
     serial: int = 0  # of the last calibration of all streams that it took over
     known: str | None = None  # the set of known images that it is calibrated with
