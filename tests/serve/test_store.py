@@ -49,9 +49,8 @@ def test_a_flag_alone_is_saved_too(tmp_path):
 
 def test_waiting_images_lie_in_the_file_as_they_came(tmp_path):
     serving = host(store=tmp_path, preprocess=squeezed)
-    data = [
-        file_of((20, 20), kind="JPEG", seed=n) for n in range(GROUP + 1)
-    ]  # one group is whole, one image is left
+    count = GROUP + 1  # one group is whole, one image is left
+    data = [file_of((20, 20), kind="JPEG", seed=n) for n in range(count)]
     serving.answer({"a": data})
     serving.save()
     again = host(store=tmp_path, preprocess=squeezed)

@@ -114,7 +114,7 @@ class Serve:
         fields |= {name: value for name, value in policy.items() if value is not None}
         if not self.guard:
             fields["guard"] = False
-        return Host(
+        host = Host(
             model,
             self.method,
             store=self.store,
@@ -122,6 +122,13 @@ class Serve:
             save_every=None if self.store is None else self.save_every,
             **fields,
         )
+        if host.adapter.needs_source:
+            raise ConfigError(
+                f"{self.method} needs source images, which this command does not take: serve it "
+                "from Python, with host.fit_source(loader) and opentta.serve.app.create_app(host), "
+                "or take another --method"
+            )
+        return host
 
     def _model(self) -> tuple[Any, dict[str, Any]]:
         """The model, and the classes to answer with where they are not all of its own."""
