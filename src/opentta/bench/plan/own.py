@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from opentta.adapter.calibration import Calibration
 from opentta.bench.plan.backbones import EMBEDDED, full_name, stream_preprocessing, timm_config
-from opentta.bench.plan.checks import as_table
 from opentta.bench.plan.classes import FolderClasses, Synonyms, folder_classes, read_classes
+from opentta.bench.plan.data_table import DataSettings
+from opentta.bench.plan.preset import Preset, RejectSettings
 from opentta.bench.plan.weights import find_weights, load_model
-from opentta.config import make_config
 from opentta.datasets.images import list_images
 from opentta.datasets.own import (
     Folder,
@@ -26,54 +26,11 @@ from opentta.datasets.spec import OwnSet
 from opentta.errors import ConfigError, DataError
 from opentta.models.names import synonyms_of
 
-if TYPE_CHECKING:
-    from opentta.bench.plan.preset import Preset
-
 BASE = "_own"
 """The preset that own folders run with, and that a file of one's own extends."""
 FEWEST_UNKNOWN = 10
 """Unknown images below which an AUC moves by points with every single one."""
 SET_ASIDE = 200  # images of that folder that are shown to ``calibrate``, at most
-_PATHS = ("known", "unknown", "set_aside", "weights", "classes")
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """The keys of ``[data]``; each is an option of ``opentta bench``, too."""
-
-    known: str = ""  # class folders, or images without labels
-    unknown: tuple[str, ...] = ()  # folders of images of no known class
-    model: str = ""  # timm's name; none: the preset's backbone
-    weights: str | None = None  # a safetensors file with timm's names
-    classes: str | None = None  # a CSV file: folder, class
-    answers: Literal["all", "folders"] = "all"  # classes of the head that may be answered
-    set_aside: str | None = None  # known images from which the adapter learns what to reject
-    rate: float = 0.05  # share of such images to reject
-    skip_unreadable: bool = False
-
-
-def parse_data(table: Any, where: str) -> DataSettings:
-    """The keys of ``[data]``, checked; no folder is looked at.
-
-    Example:
-        >>> parse_data({"known": "pets", "unknown": "textures"}, "[data]").unknown
-        ('textures',)
-    """
-    values = dict(as_table(table, where))
-    if isinstance(values.get("unknown"), str):
-        values["unknown"] = [values["unknown"]]
-    return make_config(DataSettings, values, what=where)
-
-
-def beside(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The table of a file in ``folder`` with its paths taken from there."""
-
-    def path(value: Any) -> Any:
-        if isinstance(value, list):
-            return [path(one) for one in value]
-        return str(folder / value) if isinstance(value, str) else value
-
-    return {key: path(value) if key in _PATHS else value for key, value in table.items()}
 
 
 def with_folders(preset: Preset, progress: Progress | None = None) -> Preset:
@@ -131,8 +88,6 @@ def with_folders(preset: Preset, progress: Progress | None = None) -> Preset:
     )
     changes: dict[str, Any] = {}
     if data.set_aside:
-        from opentta.bench.plan.preset import RejectSettings
-
         sets[names[-1]] = own_set(names[-1], "id", looked[-1])
         changes["reject"] = RejectSettings(names[-1], aside, data.rate)
     if skip:

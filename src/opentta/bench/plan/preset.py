@@ -17,7 +17,7 @@ from opentta.adapter.calibration import Calibration
 from opentta.bench.paper.tables import paper_tables
 from opentta.bench.plan.backbones import full_name, is_backbone
 from opentta.bench.plan.checks import as_list, as_table, check_known, named
-from opentta.bench.plan.own import DataSettings, parse_data
+from opentta.bench.plan.data_table import DataSettings, parse_data
 from opentta.bench.plan.shapes import Sets, Shape, StreamSettings, parse_shape, parse_stream
 from opentta.bench.store.places import CLEAN
 from opentta.bench.store.plans import KINDS

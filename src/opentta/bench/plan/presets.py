@@ -11,8 +11,9 @@ from typing import Any
 from opentta.bench.plan.backbones import remarks
 from opentta.bench.plan.cells import Cell
 from opentta.bench.plan.checks import named
+from opentta.bench.plan.data_table import beside
 from opentta.bench.plan.expand import expand
-from opentta.bench.plan.own import BASE, beside, with_folders
+from opentta.bench.plan.own import BASE, with_folders
 from opentta.bench.plan.preset import Preset, parse, read_toml
 from opentta.bench.store.places import SHAPE
 from opentta.bench.store.plans import Plan
