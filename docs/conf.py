@@ -60,6 +60,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"Tensor|Path|ArrayLike|NDArray|Pixels|(Mapping|dict|tuple)\[.*"),
     # names that signatures mention and no page describes
     ("py:.*", r"opentta\.(bench|datasets\.(catalog|sets)|models|registry|report)\..*"),
+    ("py:.*", r"opentta\.(datasets\.spec\.OwnSet|serve\.network\..*)"),
 ]
 
 html_theme = "furo"

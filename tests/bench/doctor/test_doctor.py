@@ -82,7 +82,7 @@ def test_an_old_or_missing_package_is_a_problem_with_the_command_that_mends_it(m
     with_versions(monkeypatch, timm="0.6.11", scipy=None)
     found = by_topic(installation.check_software())
     assert found["timm"].state == found["scipy"].state == "problem"
-    assert "0.6.11" in found["timm"].found and "timm>=1.0.15" in found["timm"].advice
+    assert "0.6.11" in found["timm"].found and "timm>=1.0.24" in found["timm"].advice
     assert "not installed" in found["scipy"].found
     assert "timm" not in found["packages"].found
 
