@@ -13,6 +13,7 @@ SHARING = {
     "tent": {"lr": 0.05},
     "sar": {"lr": 0.05, "margin": 0.9, "skip_top": 1},
     "ostta": {"lr": 0.05},
+    "eata": {"lr": 0.05, "margin": 0.9},
     "steady": {"ladder": "dense", "margin": 0.9, "skip_top": 1, "lr": 0.05},
 }
 
