@@ -96,6 +96,21 @@ def test_an_image_that_comes_again_is_stored_once(known, tmp_path):
     assert len(np.load(entry / "pixels.npy", mmap_mode="r")) == 3
 
 
+def test_a_part_is_read_from_the_entry_of_its_whole(known, tmp_path):
+    folder = tmp_path / "cache"
+    before = Prepared(known.subset([5, 2]), SMALL.natural)
+    cached(before, folder)  # the whole is not there yet: an entry of its own
+    cached(Prepared(known, SMALL.natural), folder)
+    assert len(list(folder.iterdir())) == 2
+    part = Prepared(known.subset([8, 1, 3]).subset([2, 0, 2]).as_ood(), SMALL.natural)
+    mapped = cached(part, folder)
+    assert len(list(folder.iterdir())) == 2
+    for place in range(3):
+        assert (mapped.pixels(place) == part.pixels(place)).all()
+    other = Prepared(known.subset([1]), Geometry("squash", 32))  # another geometry: not that entry
+    assert cached(other, folder).folder != mapped.folder
+
+
 def test_the_cache_is_keyed_by_content_geometry_and_corruption(known):
     prepared = Prepared(known, SMALL.natural)
     keys = {

@@ -226,7 +226,8 @@ def cached(
 ) -> Mapped:
     """The same images from a memory-mapped file in ``folder``, which is written when missing.
 
-    An image that comes more than once is stored once. Two processes may write the same entry at
+    An image that comes more than once is stored once. A part of a set whose whole is there already
+    is read from that, and none of it is stored again. Two processes may write the same entry at
     once, and either may be killed: each writes under a name of its own and renames at the end, so
     an entry is whole or it is not there.
 
@@ -241,7 +242,17 @@ def cached(
         >>> mapped.pixels(0).shape
         (3, 224, 224)
     """
-    keys = prepared.images.keys
+    folder = Path(folder)
+    images = prepared.images
+    keys = images.keys
+    if images.among:
+        whole = replace(
+            images, keys=images.among, labels=np.zeros(len(images.among), dtype=np.int64), among=()
+        )
+        entry = folder / cache_key(replace(prepared, images=whole))
+        if entry.is_dir():
+            row = {key: place for place, key in enumerate(images.among)}
+            return Mapped(entry, rows=tuple(row[key] for key in keys))
     first = {key: place for place, key in reversed(list(enumerate(keys)))}
     if len(first) < len(keys):
         distinct = sorted(first)
@@ -249,7 +260,6 @@ def cached(
         row = {key: place for place, key in enumerate(distinct)}
         stored = cached(replace(prepared, images=once), folder, workers, context)
         return replace(stored, rows=tuple(row[key] for key in keys))
-    folder = Path(folder)
     entry = folder / cache_key(prepared)
     if entry.is_dir():
         return Mapped(entry)

@@ -93,6 +93,7 @@ class ImageSet:
     classes: tuple[str, ...] = ()  # names, in the order of the labels
     class_indices: tuple[int, ...] | None = None  # ImageNet index of each class: the class mask
     kind: Kind = "natural"
+    among: tuple[str, ...] = ()  # keys of the whole set, where this is a part of one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
@@ -126,7 +127,7 @@ class ImageSet:
         """The images at ``indices``, in that order; classes and labels stay as they are."""
         chosen = np.asarray(indices, dtype=np.int64)
         keys = tuple(self.keys[i] for i in chosen.tolist())
-        return replace(self, keys=keys, labels=self.labels[chosen])
+        return replace(self, keys=keys, labels=self.labels[chosen], among=self.among or self.keys)
 
     def as_ood(self) -> ImageSet:
         """The same images with every label ``UNKNOWN`` and an OOD set's preprocessing."""

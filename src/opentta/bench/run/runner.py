@@ -310,6 +310,7 @@ def _run(
         images_per_second=walk.images / max(walk.seconds - walk.waiting, 1e-9),
         peak_memory=memory.read(),
         cost=walk.image_seconds / unit,
+        forwards=adapter.health().forwards_per_image,
         resets=[] if samples.resets is None else samples.resets.tolist(),
         metrics=metrics,
         by_image=by_image,

@@ -77,6 +77,7 @@ class Record:
     images_per_second: float | None = None
     peak_memory: int | None = None  # bytes
     cost: float | None = None  # multiple of a plain forward in the same process
+    forwards: float | None = None  # per image, counted: answers, steps, guard; since the last reset
     resets: list[int] = field(default_factory=list)  # steps at which the method reset itself
     metrics: dict[str, Any] = field(default_factory=dict)  # opentta.metrics.summarize()
     # known images of a stream with a shape: metrics.by_image.pack_counts(); empty for others

@@ -24,7 +24,7 @@ VALUE_FIELDS = (
 CELL_FIELDS = (
     *("preset", "row", "method", "settings", "backbone", "id", "ood", "corruption", "severity"),
     *("seed", "hash", "state", "reason", *(f"{name}_percent" for name in SHARES)),
-    *("cost", "peak_memory_bytes", "seconds", "images_per_second", "resets"),
+    *("cost", "forwards", "peak_memory_bytes", "seconds", "images_per_second", "resets"),
 )
 _UNITS = {"memory": "MiB", "cost": "x", "minutes": "min", "seconds": "s"}
 
@@ -83,11 +83,11 @@ def _value(
 def _cells(section: Section) -> Iterator[list[Any]]:
     for each in section.entries:
         place, record = each.place, each.record
-        values: list[Any] = [None] * (len(SHARES) + 5)
+        values: list[Any] = [None] * (len(SHARES) + 6)
         if record is not None and record.ok:
             values = [reading(record, name) * MEASURES[name].scale for name in SHARES]
-            values += [record.cost, record.peak_memory, record.seconds, record.images_per_second]
-            values.append(" ".join(str(step) for step in record.resets))
+            values += [record.cost, record.forwards, record.peak_memory, record.seconds]
+            values += [record.images_per_second, " ".join(str(step) for step in record.resets)]
         yield [
             *(
                 section.preset,
