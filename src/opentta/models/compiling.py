@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-MOST_VARIANTS = 64  # of compiled code in a process: shapes, gradients, precisions, kinds of model
+MOST_VARIANTS = 256  # of compiled code in a process: shapes, gradients, precisions, methods
 
 P = ParamSpec("P")
 Out = TypeVar("Out")
