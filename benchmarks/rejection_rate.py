@@ -1,6 +1,7 @@
 """Is a stated rate of rejected known images kept? Clean streams, many draws of images.
 
     python benchmarks/rejection_rate.py ROOT --device cuda --workers 12
+    python benchmarks/rejection_rate.py ROOT --precision bfloat16 --workers 2
     python benchmarks/rejection_rate.py ROOT --size 112 --draws 20
     python benchmarks/rejection_rate.py ROOT --corruption fog --severity 3 --draws 3
 
@@ -45,6 +46,7 @@ class Asked:
     corruption: str | None
     severity: int
     follow: bool
+    precision: str
 
 
 @cache
@@ -70,7 +72,8 @@ def draw(seed: int, asked: Asked) -> list[float]:
     model.set_input_size(img_size=asked.size)
     order = np.random.default_rng(seed).permutation(len(files(asked.root)))
     chosen = [files(asked.root)[i] for i in order[: SET_ASIDE + asked.known]]
-    adapter = opentta.adapt(model.to(asked.device), seed=seed, keep=0)
+    model = model.to(asked.device)
+    adapter = opentta.adapt(model, seed=seed, keep=0, precision=asked.precision)
     aside = torch.stack([read(file, asked, clean=True) for file in chosen[:SET_ASIDE]])
     adapter.calibrate(aside.to(asked.device), RATE, follow=asked.follow)
     rejected = []
@@ -92,6 +95,7 @@ def main() -> None:
     parser.add_argument("--corruption")
     parser.add_argument("--severity", type=int, default=3)
     parser.add_argument("--follow", action="store_true")
+    parser.add_argument("--precision", choices=["full", "bfloat16"], default="full")
     args = parser.parse_args()
     asked = Asked(
         args.root,
@@ -101,6 +105,7 @@ def main() -> None:
         args.corruption,
         args.severity,
         args.follow,
+        args.precision,
     )
     shares = []
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:

@@ -50,7 +50,7 @@ class Execution:
     """How a method is run, not what it computes: no field changes a result beyond rounding."""
 
     strict: bool = False  # on a GPU, read the check of the pixels back after every batch
-    precision: Literal["full", "bfloat16"] = "full"  # of frozen weights and forwards, on a GPU
+    precision: Literal["full", "bfloat16"] = "full"  # of frozen weights and forwards
     view_chunk: Count = 256  # most images in one forward of a method that makes views
     graph: bool = False  # on a GPU, record steps as CUDA graphs and play them back
     compile: bool = False  # blocks by torch.compile: sooner, after seconds to minutes at the start

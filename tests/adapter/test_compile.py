@@ -5,13 +5,14 @@ import warnings
 
 import pytest
 import torch
+from makers import Maker
 from models_under_test import has_kernels
 
 import opentta
-from opentta.adapter import adapt, base, files
+from opentta.adapter import place
 from opentta.bench.run.tokens import class_tokens
 from opentta.models import backbone, compiling
-from opentta.testing import batches, run, same, tiny_vit, weights
+from opentta.testing import batches, equal_runs, run, same, tiny_vit, weights
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +82,10 @@ def test_a_hook_in_the_last_block_sees_every_token(images):
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """Options for a GPU are taken on a CPU, where they are slow and right."""
+    """bfloat16 on any CPU that has kernels for it, where it may be slow, and is right."""
     if not has_kernels():
         pytest.skip("torch's 16-bit kernels do not run on this CPU")
-    for module in (adapt, base, files):
-        monkeypatch.setattr(module, "refuse_gpu_options", lambda *args: None)
+    monkeypatch.setattr(place, "multiplies_bfloat16", lambda: True)
 
 
 @pytest.mark.parametrize("method", ["tent", "steady", "cotta"])
@@ -141,3 +141,15 @@ def test_a_model_that_is_not_float32_is_refused(dtype, anywhere):
 def test_class_tokens_of_a_rounded_network(anywhere):
     adapter = make("steady", precision="bfloat16")
     assert class_tokens(adapter, batches(1), [0, 4]).shape == (2, 6, 48)
+
+
+@pytest.mark.parametrize("method", opentta.methods())
+def test_every_method_learns_in_bfloat16_on_a_cpu(method, anywhere):
+    """Near to float32, and the same bits again."""
+    make = Maker(method)
+    adapter, again, full = (make(precision=kind) for kind in ("bfloat16", "bfloat16", "full"))
+    answers, repeated, wide = (run(each, batches(4)) for each in (adapter, again, full))
+    assert equal_runs(answers, repeated) and same(weights(adapter), weights(again))
+    assert method == "source" or not same(weights(adapter), weights(make(precision="bfloat16")))
+    far = (answers[0].logits.float() - wide[0].logits).abs().mean() / wide[0].logits.std()
+    assert 0 < far < 0.05

@@ -1,11 +1,16 @@
 """Options that say how to run, not what to compute."""
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 from makers import Maker
 from models_under_test import torchvision_vit
 
 import opentta
+from opentta.adapter import place
 from opentta.errors import ConfigError
 from opentta.testing import batches, equal_runs, run, same, tiny_vit, weights
 
@@ -29,9 +34,35 @@ def test_options_are_checked(model, option, message):
         opentta.adapt(model, "tent", **option)
 
 
-def test_bfloat16_is_refused_on_a_cpu(model):
-    with pytest.raises(ConfigError, match="is for a GPU"):
+def test_bfloat16_is_refused_on_a_cpu_that_would_emulate_it(model, monkeypatch):
+    monkeypatch.setattr(place, "multiplies_bfloat16", lambda: False)
+    with pytest.raises(ConfigError, match="this CPU has none: it would be slow; leave it out"):
         opentta.adapt(model, "tent", precision="bfloat16")
+
+
+@pytest.mark.parametrize(
+    "told, units",
+    [
+        ({"architecture": "x86_64", "avx512_bf16": True}, True),
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "aarch64"}, True),
+        ({}, True),
+    ],
+)
+def test_units_for_bfloat16_are_looked_up_and_tried(told, units, monkeypatch):
+    tried = []
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    monkeypatch.setattr(place, "_child_survives", lambda work: not tried.append(work))
+    assert place.multiplies_bfloat16.__wrapped__() is units
+    assert bool(tried) is told.get("avx512_bf16", False)
+
+
+def test_units_that_end_a_process_end_only_its_copy():
+    """As a matrix unit does that a CPU reports and a hypervisor masks."""
+    assert place._child_survives(lambda: None)
+    assert not place._child_survives(lambda: os.kill(os.getpid(), signal.SIGILL))
+    assert not place._child_survives(lambda: 1 / 0)
+    assert not place._child_survives(lambda: time.sleep(60), seconds=0.1)
 
 
 def test_the_adapter_keeps_the_models_type(model, images):

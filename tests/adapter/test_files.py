@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import opentta
 from opentta import registry
-from opentta.adapter import whole_file
+from opentta.adapter import place, whole_file
 from opentta.errors import (
     ConfigError,
     StateError,
@@ -207,7 +207,8 @@ def test_preprocess_is_given_again(path, model):
     assert isinstance(loaded.preprocess.transform, torch.nn.Identity)
 
 
-def test_options_of_a_gpu_are_refused_on_a_cpu(path, model):
+def test_options_of_a_gpu_are_refused_on_a_cpu(path, model, monkeypatch):
+    monkeypatch.setattr(place, "multiplies_bfloat16", lambda: False)
     opentta.save(adapted(), path)
     with pytest.raises(ConfigError, match=r"graph=True is for a GPU.*lies on cpu"):
         opentta.load(path, model, graph=True, device="cpu")
@@ -265,9 +266,9 @@ def test_a_flipped_byte_anywhere(path, model):
         *rng.sample(range(8, data), 200),
         *rng.sample(range(len(whole)), 50),
     ]
-    for place in places:
+    for at in places:
         spoiled = bytearray(whole)
-        spoiled[place] ^= 1
+        spoiled[at] ^= 1
         path.write_bytes(spoiled)
         with pytest.raises(
             StateError, match=r"damaged|no adapter state|no safetensors|ends too|upda"

@@ -9,7 +9,7 @@ from torch import nn
 
 from opentta import registry
 from opentta.adapter.base import Adapter
-from opentta.adapter.place import refuse_gpu_options
+from opentta.adapter.place import refuse_options
 from opentta.config import Execution, Policy, make_config
 from opentta.errors import ConfigError
 from opentta.models.names import names_of
@@ -63,7 +63,7 @@ def adapt(
     )
     with torch.inference_mode(False):
         backbone = wrap(model, normalization=normalization, classes=classes)
-        refuse_gpu_options(execution, backbone.device)
+        refuse_options(execution, backbone.device)
         return cls(
             backbone,
             config,

@@ -27,7 +27,7 @@ from opentta.adapter.images import (
 )
 from opentta.adapter.kept import Answered, checked_labels, stacked
 from opentta.adapter.method import ALWAYS_KEPT, Method
-from opentta.adapter.place import device_of, refuse_gpu_options
+from opentta.adapter.place import device_of, refuse_options
 from opentta.adapter.serving import Feedback
 from opentta.adapter.snapshot import flatten, restore
 from opentta.adapter.words import describe
@@ -374,7 +374,7 @@ class Adapter(Method):
         Random numbers are other ones on another kind of device: they then start from the seed.
         """
         target = device_of(device, dtype)
-        refuse_gpu_options(self.execution, target)
+        refuse_options(self.execution, target)
         self.check()
         with torch.inference_mode(False):
             now = {name: t.detach().clone() for name, t in flatten(self).items()}

@@ -21,7 +21,7 @@ from opentta import registry
 from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
 from opentta.adapter.calibration import Calibration
-from opentta.adapter.place import refuse_gpu_options
+from opentta.adapter.place import refuse_options
 from opentta.adapter.snapshot import FORMAT
 from opentta.adapter.whole_file import alone, read_file, write_file
 from opentta.config import Execution, make_config
@@ -126,7 +126,7 @@ def load(
     if device is not None:
         adapter.to(device)
     here = adapter.backbone.device
-    refuse_gpu_options(execution, here)
+    refuse_options(execution, here)
     with torch.inference_mode(False):
         adapter._run_by(execution)  # only now: a model is moved before it may have these
     moved = here.type != told["device"]

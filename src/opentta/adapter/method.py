@@ -7,7 +7,7 @@ import dataclasses
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
@@ -32,6 +32,7 @@ from opentta.adapter.spending import Spending
 from opentta.adapter.words import Told
 from opentta.config import Execution, Policy
 from opentta.errors import ConfigError, NothingToAdaptError, SourceDataError
+from opentta.models.attention import AttentionByProducts
 from opentta.models.backbone import Backbone
 from opentta.models.compiling import compiler_fault
 from opentta.models.preprocess import Preprocess, preprocess_of
@@ -382,7 +383,7 @@ class Method(ABC):
         asked = self.execution.precision == "bfloat16"
         kind = torch.bfloat16 if asked else self.backbone.dtype
         # No cache: modules that step between the two passes would be read as they were
-        with torch.autocast(
-            self.backbone.device.type, kind, enabled=self._autocasts, cache_enabled=False
-        ):
+        device, on = self.backbone.device.type, self._autocasts
+        by_products = AttentionByProducts() if on and device == "cpu" else nullcontext()
+        with torch.autocast(device, kind, enabled=on, cache_enabled=False), by_products:
             yield

@@ -70,7 +70,7 @@ class Told:
             self._once(
                 "autocast",
                 "torch.autocast around an adapter has no effect: answers must not depend on who "
-                'calls. On a GPU say opentta.adapt(..., precision="bfloat16")',
+                'calls. Say opentta.adapt(..., precision="bfloat16")',
             )
 
     def no_compiler(self, device: str, fault: str) -> None:

@@ -42,8 +42,8 @@ class Running:
     precision: Annotated[
         Literal["full", "tf32", "bfloat16"] | None, option("{full,tf32,bfloat16}")
     ] = None
-    """Arithmetic. tf32: matrices on a GPU with 10 bits, 3 times as fast; bfloat16: forwards with 8.
-    Left out: the preset's, else full."""
+    """Arithmetic. tf32: matrices on a GPU with 10 bits, 3 times as fast; bfloat16: forwards with 8,
+    also on CPUs that have it (opentta doctor). Left out: the preset's, else full."""
 
     threads: Annotated[int | None, option("N")] = None
     """Threads per cell; another number is another cell, as sums round differently. Left out: 1."""

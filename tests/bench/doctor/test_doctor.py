@@ -137,8 +137,8 @@ def test_torch_and_torchvision_that_do_not_fit_are_a_problem(monkeypatch):
 
 def test_more_threads_than_processors_are_worth_a_note(monkeypatch):
     monkeypatch.setattr(installation, "processors", lambda: 2.0)
-    assert installation._processors(2).state == "ok"
-    note = installation._processors(8)
+    assert installation._processors(2, bf16=True).state == "ok"
+    note = installation._processors(8, bf16=False)
     assert note.state == "note" and "OMP_NUM_THREADS=2" in note.advice
 
 

@@ -174,15 +174,18 @@ def check_machine() -> list[Check]:
         import torch
     except (ImportError, OSError) as error:
         return [Check("torch", "problem", f"cannot be imported: {_line(error)}", "reinstall it")]
-    return [_processors(torch.get_num_threads()), *_gpus(torch)]
+    from opentta.adapter.place import multiplies_bfloat16
+
+    return [_processors(torch.get_num_threads(), bf16=multiplies_bfloat16()), *_gpus(torch)]
 
 
-def _processors(threads: int) -> Check:
+def _processors(threads: int, *, bf16: bool) -> Check:
     usable = processors()
     omp = os.environ.get("OMP_NUM_THREADS")
     found = (
         f"{usable:g} usable of {os.cpu_count()}; torch uses {threads} thread{'s' * (threads != 1)}"
         + (f" (OMP_NUM_THREADS={omp})" if omp else "")
+        + f", bfloat16 {'yes' if bf16 else 'no'}"
     )
     if threads > usable:
         advice = f"export OMP_NUM_THREADS={max(int(usable), 1)}: threads that wait slow each other"
