@@ -76,6 +76,8 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         notebook, km=manager, timeout=250, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
+    manager.cleanup_resources()
+    manager.context.destroy(linger=0)  # its sockets would be closed by chance, in another test
     printed = "".join(
         output.get("text", "")
         for cell in notebook.cells
