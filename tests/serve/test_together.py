@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import opentta
+from opentta.adapter.place import multiplies_bfloat16
 from opentta.serve import Host
-from opentta.testing import SIZE, tiny_vit
+from opentta.testing import SIZE, recording_on_cpu, tiny_vit
 
 GROUP = 4
 SHARING = {
@@ -69,6 +70,60 @@ def test_methods_that_cannot_share_a_step_learn_stream_by_stream(method):
     worst, host = walked(method, {}, streams=2, steps=2, per_step=4)
     assert not host.network.shares_steps
     assert worst == 0
+
+
+def both_ways(steps=8, **fields):
+    """Answers of a host that shares forwards and steps, and of one that does not, in turn."""
+    fields = {"group": GROUP, "margin": 0.9, **fields}
+    hosts = [Host(tiny_vit(), "steady", per_step=n, **fields) for n in (3, 1)]
+    draw = torch.Generator().manual_seed(5)
+    for step in range(steps):
+        names = ("s0", "s1", "s2") if step % 2 else ("s0",)
+        yield hosts, {n: torch.rand(GROUP, 3, SIZE, SIZE, generator=draw) for n in names}
+
+
+def learn(host):
+    """Until nothing waits; how many steps it took."""
+    count = 0
+    while host.work():
+        count += 1
+    return count
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="needs a CPU that multiplies in bfloat16")
+def test_streams_share_steps_in_bfloat16():
+    for (shared, apart), images in both_ways(precision="bfloat16"):
+        assert shared.network.shares_steps
+        ours, theirs = shared.answer(images), apart.answer(images)
+        for name in images:
+            assert ours[name].logits.dtype == theirs[name].logits.dtype
+            torch.testing.assert_close(
+                ours[name].ood_score, theirs[name].ood_score, rtol=0.02, atol=0.02
+            )
+        assert (learn(shared), learn(apart)) == (1, len(images))
+
+
+def test_recorded_answers_and_steps_of_several_streams_are_those_of_each():
+    for number, ((shared, apart), images) in enumerate(both_ways(steps=12)):
+        if not number:
+            network = shared.network
+            answers, steps = (recording_on_cpu(a) for a in (network.adapter, network.learner))
+            names = [recorded.__enter__() for recorded in (answers, steps)]
+        ours, theirs = shared.answer(images), apart.answer(images)
+        for name in images:
+            assert len(ours[name].labels) == len(images[name])
+            torch.testing.assert_close(ours[name].logits, theirs[name].logits, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours[name].ood_score, theirs[name].ood_score)
+            assert ours[name].details.keys() == theirs[name].details.keys()
+        learn(shared), learn(apart)
+    assert names == [["answers", "answers"], ["step", "steps"]]
+
+
+def test_an_answer_stacks_only_what_it_depends_on():
+    host = Host(tiny_vit(), "steady", per_step=2, group=GROUP)
+    read = set(host.network._read)
+    assert {"state.counts.counts", "state.lean.others", "extra.ladder.psi.weight"} < read
+    assert not any("sgd" in name or name.startswith(("guard", "tally")) for name in read)
 
 
 def test_every_stream_moves():

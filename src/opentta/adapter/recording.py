@@ -109,6 +109,10 @@ def record(
         graph.register_generator_state(generator)
     own = [t.detach().clone() for t in inputs]
     side = _side_stream(own[0].device)
+    if (current := torch.cuda.current_stream(side.device)) != torch.cuda.default_stream(
+        side.device
+    ):
+        side = current  # who computes beside others has a queue, and room for products, of his own
     try:
         with (
             torch.cuda.stream(side),  # so that this stream is left again if recording fails

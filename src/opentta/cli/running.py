@@ -79,18 +79,7 @@ class Running:
 
     def device_type(self) -> str:
         """``cpu`` or ``cuda``."""
-        if self.device == "cpu":
-            return "cpu"
-        import torch
-
-        if torch.cuda.is_available():
-            return "cuda"
-        if self.device == "cuda":
-            raise ConfigError(
-                "expected a GPU, but torch sees none; leave --device out to use the processor, "
-                "and see `opentta doctor`"
-            )
-        return "cpu"
+        return device_type(self.device)
 
     def make_engine(self, cells: Sequence[Cell]) -> Engine:
         """The engine that the arguments ask for."""
@@ -127,6 +116,22 @@ class Running:
         engine = engine or self.make_engine(cells)
         with Display(cells, console=make_console(stderr=True)) as display:
             return run_cells(cells, store, engine, self.where(), display)
+
+
+def device_type(asked: Literal["auto", "cpu", "cuda"]) -> str:
+    """``cpu`` or ``cuda``; a GPU that is asked for and not there is an error."""
+    if asked == "cpu":
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked == "cuda":
+        raise ConfigError(
+            "expected a GPU, but torch sees none; leave --device out to use the processor, "
+            "and see `opentta doctor`"
+        )
+    return "cpu"
 
 
 def command_line() -> str:

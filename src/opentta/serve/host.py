@@ -137,8 +137,9 @@ class Host:
         if not adapter.policy.group:
             raise ConfigError("expected group of at least 1: streams learn from groups of images")
         self.keep, self.save_every = keep, save_every
-        self.network = SharedNetwork(adapter, most_pixels=most_pixels)
-        self.per_step = per_step or (1 if adapter.backbone.device.type == "cpu" else PER_STEP)
+        on_cpu = adapter.backbone.device.type == "cpu"
+        self.per_step = per_step or (1 if on_cpu else PER_STEP)
+        self.network = SharedNetwork(adapter, most_pixels=most_pixels, per_step=self.per_step)
         self._lock, self._learning = threading.RLock(), threading.RLock()
         self._clock = count(1)
         self._stepped = self._skipped = 0  # groups, of all streams
@@ -276,7 +277,8 @@ class Host:
                 if group.is_wanted and group.stream.serving.spending.due(images)
             ]
             before = [(group.stream.values, group.stream.generator) for group, _ in due]
-        after = self.network.stepped(before, [images for _, images in due])
+        with self.network.beside():
+            after = self.network.stepped(before, [images for _, images in due])
         with self._lock:
             for (group, images), new in zip(due, after, strict=True):
                 stream, spending = group.stream, group.stream.serving.spending
@@ -297,7 +299,8 @@ class Host:
             calibration, unscored = stream.serving.calibration, stream.unscored
             stream.unscored = 0
         if isinstance(calibration, Calibration):
-            self.network.keep_up(calibration, stream, unscored)
+            with self.network.beside():
+                self.network.keep_up(calibration, stream, unscored)
             with self._lock:
                 known = calibration.source_scores
                 if stream.changes != group.changes and known is not None:  # the source again

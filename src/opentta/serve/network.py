@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from opentta.adapter.base import Adapter
 from opentta.adapter.calibration import Calibration
@@ -48,21 +50,48 @@ Images = Tensor | Sequence[bytes | Image.Image | Tensor] | Checked
 """(B, 3, H, W) in [0, 1], or B images: files as they came, PIL images, tensors (3, H, W)."""
 Learned = tuple[Mapping[str, Tensor], Tensor]
 """A stream's tensors, and the state of its random numbers."""
+Answers = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Logits, scores and details."""
+MOST_RECORDED = 64  # images in a forward that is recorded
 
 
 class SharedNetwork:
     """Answers and steps of streams, given their tensors; it holds none of them."""
 
-    def __init__(self, adapter: Adapter, *, most_pixels: int) -> None:
+    def __init__(self, adapter: Adapter, *, most_pixels: int, per_step: int) -> None:
         self.adapter = adapter  # answers
         self.learner = _twin(adapter)
         self.adapter._clock = self.learner._clock
-        self.most_pixels = most_pixels
+        self.most_pixels, self._per_step = most_pixels, per_step
         self.source: Mapping[str, Tensor] = adapter._snapshot.initial
         own = {id(p) for p in adapter.params}
         self._learned = [name for name, t in flatten(adapter).items() if id(t) in own]
+        self._read: list[str] = []  # what an answer depends on, where streams share one
         self.remembers = bool(adapter.params or dataclasses.fields(adapter.state))
         self.shares_steps = self._can_share()
+        # a queue of its own: answers do not wait for the kernels of a step
+        device = adapter.backbone.device
+        self.queue = _queue(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What a GPU computes inside does not hold up answers; at the end it is done.
+
+        What was computed before is there, and answers that still read old tensors come first: their
+        memory may be used again inside.
+        """
+        if self.queue is None:
+            yield
+            return
+        self.queue.wait_stream(torch.cuda.current_stream(self.queue.device))
+        with torch.cuda.stream(self.queue):
+            yield
+        self.queue.synchronize()
+
+    @property
+    def _records(self) -> bool:
+        """Whether forwards and steps of several streams are recorded as CUDA graphs."""
+        return self.adapter.execution.graph and self.shares_steps
 
     # Images -------------------------------------------------------------------------------
 
@@ -121,27 +150,50 @@ class SharedNetwork:
         return _taken(self.adapter)
 
     def answered(self, asked: Mapping[str, tuple[Stream, Tensor]]) -> dict[str, Prediction]:
-        """One forward for all; a stream alone needs no stacked tensors."""
+        """One forward for all; a stream alone needs no stacked tensors but in a recording."""
         sizes = {images.shape[1:] for _, images in asked.values()}
-        if len(asked) == 1 or not self.shares_steps or len(sizes) > 1:
+        alone = len(asked) == 1 and not self._records
+        if alone or not self.shares_steps or len(sizes) > 1:
             return {name: self._alone(stream, images) for name, (stream, images) in asked.items()}
-        rows = [stream.values for stream, images in asked.values() for _ in images]
         with _mode(self.adapter, learn=False):
-            pixels = torch.cat([images for _, images in asked.values()])[:, None]
-            out = mapped(self.adapter, self.adapter._answered, _stacked(rows), pixels)
+            logits, scores, details = self._forward(list(asked.values()))
         answers, end = {}, 0
         for name, (stream, images) in asked.items():
             mine, end = slice(end, end + len(images)), end + len(images)
-            details = {n: t[mine].flatten(0, 1) for n, t in out.details.items() if t.ndim > 1}
-            score, calibration = out.ood_score[mine, 0], stream.serving.calibration
+            score, calibration = scores[mine], stream.serving.calibration
             answers[name] = Prediction(
-                out.logits[mine, 0],
+                logits[mine],
                 score,
-                details,
+                {n: t[mine] for n, t in details.items()},
                 decision=None if calibration is None else calibration.decide(score),
                 class_names=self.adapter.class_names,
             )
         return answers
+
+    def _forward(self, asked: Sequence[tuple[Stream, Tensor]]) -> Answers:
+        """Logits, scores and details per image, of all streams in a row."""
+        count = sum(len(images) for _, images in asked)
+        if len(asked) == 1:  # (1, B, ...)
+            rows, pixels = [asked[0][0].values], asked[0][1]
+        else:  # (S, 1, ...), a row per image
+            rows = [stream.values for stream, images in asked for _ in images]
+            pixels = torch.cat([images for _, images in asked])
+        recorded = self._records and count <= MOST_RECORDED
+        if recorded:  # few sizes: the next power of two
+            more = (1 << (count - 1).bit_length()) - count
+            pixels = torch.cat([pixels, pixels.new_zeros(more, *pixels.shape[1:])])
+            rows += rows[:1] * (more if len(asked) > 1 else 0)
+        values = _stacked(rows, self._read)
+        pixels = pixels[None] if len(asked) == 1 else pixels[:, None]
+        run = partial(self.adapter._replay, "answers", self._answer) if recorded else self._answer
+        out: Answers = run(pixels, *values.values())
+        return tree_map(lambda t: t.flatten(0, 1)[:count], out)  # type: ignore[no-any-return]
+
+    def _answer(self, images: Tensor, *values: Tensor) -> Answers:
+        """Answers of S streams to (S, B, 3, H, W), each (S, B, ...)."""
+        named = dict(zip(self._read, values, strict=True))
+        out = mapped(self.adapter, self.adapter._answered, named, images)
+        return out.logits, out.ood_score, {n: t for n, t in out.details.items() if t.ndim > 1}
 
     def _alone(self, stream: Stream, images: Tensor) -> Prediction:
         with self.of(stream) as adapter:
@@ -174,14 +226,24 @@ class SharedNetwork:
         return _taken(self.learner)
 
     def _stepped_together(self, before: Sequence[Learned], images: Tensor) -> list[Learned]:
-        with _mode(self.learner, learn=True), self.learner._clock.timed():
-            values = _stacked([row for row, _ in before], self._learned)
-            mapped(self.learner, self.learner._guarded, values, images)
+        learner, stacked = self.learner, _stacked([row for row, _ in before])
+        recorded = self._records and len(before) == self._per_step  # a recording holds its memory
+        run = partial(learner._replay, "steps", self._step) if recorded else self._step
+        with _mode(learner, learn=True), learner._clock.timed():
+            after = run(images, *stacked.values())
         rows: list[dict[str, Tensor]] = [{} for _ in before]
-        for name, value in values.items():
-            for row, part in zip(rows, value.detach().unbind(), strict=True):
+        for name, value in zip(stacked, after, strict=True):
+            for row, part in zip(rows, value.unbind(), strict=True):
                 row[name] = part.clone()
         return [(row, draws) for row, (_, draws) in zip(rows, before, strict=True)]
+
+    def _step(self, images: Tensor, *values: Tensor) -> list[Tensor]:
+        """A step of S streams on (S, g, 3, H, W): their tensors, changed in place."""
+        named = {name: t.detach() for name, t in zip(self.source, values, strict=True)}
+        for name in self._learned:
+            named[name].requires_grad_(True)
+        mapped(self.learner, self.learner._guarded, named, images)
+        return [t.detach() for t in named.values()]
 
     def keep_up(self, calibration: Calibration, stream: Stream, images: int) -> None:
         """Score set-aside images again, as many as ``images`` of the stream pay for."""
@@ -204,13 +266,21 @@ class SharedNetwork:
         backbone = learner.backbone
         size = backbone.image_size or (4 * backbone.patch,) * 2
         black = torch.zeros(2, 1, 3, *size, device=backbone.device, dtype=backbone.dtype)
+        used: set[str] = set()
         try:
             with _mode(learner, learn=True):
-                values = _stacked([self.source] * 2, self._learned)
-                mapped(learner, learner._guarded, values, black)
+                self._step(black, *_stacked([self.source] * 2).values())
+            with _mode(learner, learn=False):
+                stacked = _stacked([self.source] * 2)
+                mapped(learner, learner._answered, stacked, black, touched=used)
         except RuntimeError:  # it draws random numbers, or reads a value back
             return False
+        self._read = [name for name in self.source if name in used]
         return True
+
+
+def _queue(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _smaller(image: Waiting, pixels: Tensor) -> Waiting:
@@ -256,10 +326,8 @@ def _taken(adapter: Adapter) -> Learned:
 
 
 def _stacked(
-    rows: Sequence[Mapping[str, Tensor]], learned: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Tensor]], names: Iterable[str] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of several streams, each (S, ...); ``learned`` take gradients."""
-    values = {name: torch.stack([row[name].detach() for row in rows]) for name in rows[0]}
-    for name in learned:
-        values[name].requires_grad_(True)
-    return values
+    """The tensors of several streams, each (S, ...); of ``names`` alone, if given."""
+    chosen = rows[0] if names is None else names
+    return {name: torch.stack([row[name].detach() for row in rows]) for name in chosen}

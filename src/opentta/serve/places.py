@@ -38,6 +38,7 @@ class Places:
         self._read = read
         self._streams: OrderedDict[str, Stream] = OrderedDict()
         self._kept: deque[tuple[str, int, int]] = deque()  # stream, ticket after, number of images
+        self._kept_images = 0  # of all streams
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self._streams.values()))
@@ -96,10 +97,10 @@ class Places:
     def kept(self, stream: Stream, images: int) -> None:
         """``images`` of ``stream`` wait for labels now; of all streams at most ``keep`` do."""
         self._kept.append((stream.name, stream.serving.kept.next, images))
-        total = sum(number for _, _, number in self._kept)
-        while total > self.keep:
+        self._kept_images += images
+        while self._kept_images > self.keep:
             name, end, number = self._kept.popleft()
-            total -= number
+            self._kept_images -= number
             if name in self._streams:
                 self._streams[name].serving.kept.forget(end)
 
@@ -154,6 +155,7 @@ class Places:
 
     def _forget(self, name: str) -> None:
         self._kept = deque(entry for entry in self._kept if entry[0] != name)
+        self._kept_images = sum(number for _, _, number in self._kept)
 
     def _missing(self, name: str) -> StreamError:
         return StreamError(

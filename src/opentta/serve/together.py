@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from opentta.adapter.base import Adapter
 from opentta.adapter.snapshot import flatten
@@ -27,19 +28,25 @@ def mapped(
     run: Callable[[Tensor], Prediction],
     values: Mapping[str, Tensor],
     images: Tensor,
+    *,
+    touched: set[str] | None = None,
 ) -> Prediction:
     """``run`` (a step or an answer of ``adapter``) for S streams at once.
 
     ``values`` are the tensors that may change along a stream, by the names of
     ``snapshot.flatten``, each with a first dimension S; a step changes them in place. ``images``
-    (S, B, 3, H, W). What comes out has the first dimension S.
+    (S, B, 3, H, W). What comes out has the first dimension S. ``touched`` gets the names of the
+    tensors that were used.
     """
     names = list(values)
     kinds: list[str] = []
 
     def one(tensors: Sequence[Tensor], pixels: Tensor) -> tuple[Tensor, ...]:
-        with rebound(adapter, dict(zip(names, tensors, strict=True))), Translated():
+        own = dict(zip(names, tensors, strict=True))
+        with rebound(adapter, own), Translated() as translated:
             out = run(pixels)
+        if touched is not None:
+            touched.update(name for name, t in own.items() if id(t) in translated.seen)
         kinds[:] = list(out.details)
         return (out.logits, out.ood_score, *out.details.values())
 
@@ -50,15 +57,20 @@ def mapped(
 
 @contextmanager
 def rebound(adapter: Adapter, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, ``adapter`` has ``values`` where it has tensors that may change along a stream."""
+    """Inside, ``adapter`` has ``values`` where it has tensors that may change along a stream.
+
+    Blocks run as they are: torch.compile does not know what ``vmap`` maps.
+    """
     own = flatten(adapter)
     there = {id(own[name]): value for name, value in values.items()}
     back = {id(value): own[name] for name, value in values.items()}
+    compiled, adapter.backbone.is_compiled = adapter.backbone.is_compiled, False
     _exchange(adapter, there)
     try:
         yield
     finally:
         _exchange(adapter, back)
+        adapter.backbone.is_compiled = compiled
 
 
 def _exchange(adapter: Adapter, tensors: Mapping[int, Tensor]) -> None:
@@ -90,10 +102,15 @@ def _exchange_in(held: dict[str, Any], names: Iterable[str], tensors: Mapping[in
 class Translated(TorchFunctionMode):
     """Inside ``vmap``: what it has no rule for, said in other words."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()  # identities of the tensors that were used
+
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Call ``func``, or what stands for it."""
+        self.seen.update(id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
         stand_in = INSTEAD.get(func, func)
         return stand_in(*args, **(kwargs or {}))
 
@@ -166,6 +183,10 @@ def _one_by_one(op: Callable[..., Tensor]) -> Callable[..., Any]:
     return run
 
 
+def _conv2d(images: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return functional.conv2d(images.to(weight.dtype), weight, *args, **kwargs)
+
+
 def _where(condition: Tensor, *values: Any, out: Tensor | None = None) -> Any:
     chosen: Any = torch.where(condition, *values)
     return chosen if out is None else out.copy_(chosen)
@@ -174,6 +195,7 @@ def _where(condition: Tensor, *values: Any, out: Tensor | None = None) -> Any:
 INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.autograd.grad: _grad,
     functional.scaled_dot_product_attention: _attention,
+    functional.conv2d: _conv2d,
     torch.where: _where,
     Tensor.take: lambda values, index: values.flatten().gather(0, index),
     torch._foreach_norm: _one_by_one(lambda t: torch.linalg.vector_norm(t)),
