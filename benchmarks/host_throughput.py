@@ -13,7 +13,7 @@ answers and steps alone. Rounds interleave the rows; the fastest counts, as othe
 adds time.
 
 Last, with ``--latency``, answers while another thread learns: milliseconds of a call, half of them
-and 99 % of them. ``--one-queue`` has answers and steps share one queue of the GPU, for comparison.
+and 99 % of them; and the same where answers and steps share one queue of the GPU.
 """
 
 import argparse
@@ -86,8 +86,6 @@ def row_of(args: argparse.Namespace, model: nn.Module, streams: int) -> Row:
         every=args.every,
         margin=0.9,  # let samples pass, so that the whole step is paid
     )
-    if args.one_queue:
-        host.network.queue = None
     size = host.adapter.backbone.image_size or (224, 224)
     pixels = (torch.rand(args.images, 3, *size) * 255).round() / 255
     images = [host.checked(pixel[None].to(args.device)) for pixel in pixels]
@@ -155,7 +153,6 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=64, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency", action="store_true")
-    parser.add_argument("--one-queue", action="store_true")
     parser.add_argument("--pause", type=float, default=0.02, help="seconds between calls, there")
     args = parser.parse_args()
     model = model_of(args)
@@ -178,8 +175,14 @@ def main() -> None:
     for row in rows[1:]:
         print(f"{row.streams} streams: {best[row.streams] / best[first]:.2f} of {first}")
     for row in rows if args.latency else ():
-        found = statistics.quantiles(latencies(args, row, numbers), n=100)
-        print(f"{row.streams} streams, learning beside: p50 {found[49]:.1f} ms, {found[98]:.1f}")
+        for queue in dict.fromkeys((row.host.network.queue, None)):
+            row.host.network.queue = queue
+            found = statistics.quantiles(latencies(args, row, numbers), n=100)
+            print(
+                f"{row.streams} streams, learning beside{'' if queue else ', one queue'}: "
+                f"p50 {found[49]:.1f} ms, p99 {found[98]:.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
