@@ -83,6 +83,9 @@ class Bench(Running):
     seeds: Annotated[Numbers, option("N [N ...]")] = ()
     """Seeds of stream and method. Left out: the preset's, 2024 2025 2026 for the paper's."""
 
+    shapes: Annotated[Names, option("NAME [NAME ...]")] = ()
+    """Shapes of streams, by the preset's names for them. Left out: the preset's."""
+
     backbone: Annotated[str | None, option("NAME", "--model")] = None
     """timm's name with its tag. Left out: the preset's."""
 
@@ -193,6 +196,7 @@ class Bench(Running):
             corruptions=_corruptions(self.corruptions),
             severities=self.severities or None,
             seeds=self.seeds or None,
+            shapes=self.shapes or None,
             backbone=self.backbone,
             weights=self.weights,
             preprocessing=self.preprocessing,

@@ -64,6 +64,14 @@ def test_tables_tell_shapes_apart_and_nothing_is_called_a_departure(preset):
     assert plan_of(preset, expand(preset, batch_size=8), "").notes[0].startswith("batches of 8")
 
 
+def test_shapes_can_be_chosen(preset):
+    chosen = expand(preset, shapes=["few"])
+    assert {cell.settings["shape"] for cell in chosen} == {"few"}
+    assert {cell.hash for cell in chosen} < {cell.hash for cell in expand(preset)}
+    with pytest.raises(UnknownNameError, match="did you mean 'few'"):
+        expand(preset, shapes=["fwe"])
+
+
 def test_a_limit_holds_for_drawn_images_too(preset):
     for cell in expand(preset, limit=20):
         assert sum(open_stream(cell.stream, "").counts().values()) <= 24

@@ -52,6 +52,7 @@ def expand(
     corruptions: Sequence[str] | None = None,
     severities: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
+    shapes: Sequence[str] | None = None,
     backbone: str | None = None,
     weights: Path | None = None,
     preprocessing: str | None = None,
@@ -88,6 +89,7 @@ def expand(
         severities=severities,
         ood=ood,
         seeds=seeds,
+        shapes=shapes,
     )
     grid = replace(preset.grid, **{key: tuple(value) for key, value in changes.items()})
     check_grid(grid, "as asked for" if changes else preset.file or preset.name, preset.datasets)
@@ -103,7 +105,7 @@ def expand(
     if limit is not None and limit < 1:
         raise ConfigError(f"expected a limit of at least 1 image, got {limit}")
     changed = _given(preprocessing=preprocessing, batch_size=batch_size)
-    shapes = [
+    streams = [
         (shape.corruptions, replace(stream, **changed), _words(name, shape, stream))
         for name in grid.shapes or ("",)
         for shape in [preset.shape(name)]
@@ -120,13 +122,13 @@ def expand(
     rows = {at: _rows(preset, grid, *at, fields or {}) for at in product(grid.id, names)}
     prepared = {
         (name, stream.preprocessing): stream_preprocessing(name, stream.preprocessing)
-        for name, (_, stream, _) in product(names, shapes)
+        for name, (_, stream, _) in product(names, streams)
     }
     tokens = {name: _tokens(preset, name) for name in names}
     # Last, as it may download: what was mistyped has been found by now.
     found = {name: find_weights(name, weights, download=download) for name in names}
     cells = []
-    for seed, name, known, (way, stream, words) in product(grid.seeds, names, grid.id, shapes):
+    for seed, name, known, (way, stream, words) in product(grid.seeds, names, grid.id, streams):
         unknowns = grid.ood[:1] if stream.unknown == 0 else grid.ood  # none: one stream for all
         for domains, oods in product(_domains(preset, known, grid, way), unknowns or ("",)):
             parts = oods.split(JOIN) if oods else []
