@@ -1,6 +1,7 @@
 """What a user gets for how many forwards per image: the picture and the table of a cost preset.
 
-    opentta bench experiments/pets/cost.toml experiments/pets/cost-streams.toml --results STORE
+    opentta bench experiments/pets/cost.toml --results STORE
+    opentta bench experiments/pets/cost-streams.toml --results STORE
     python tools/cost_curve.py STORE --out docs/decisions/cost.png
 
 Across: counted forwards per image, answers, steps and guard. Up: points of H and of accuracy over
