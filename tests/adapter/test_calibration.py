@@ -154,6 +154,35 @@ def test_scoring_again_costs_a_tenth_of_a_forward_and_comes_more_often_at_the_st
     assert sum(forwards[:tenth]) > 3 * sum(forwards[-tenth:])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_resets_and_loads_buy_no_more_scoring(late, tmp_path):
+    adapter, forwards = adapter_of(), 0
+    if late:
+        run(adapter, batches(3))
+    adapter.calibrate(KNOWN, rate=0.1)
+
+    def counted(images):
+        nonlocal forwards
+        forwards += len(images)
+        return type(adapter)._score(adapter, images)
+
+    seen = 0
+    for _ in range(6):
+        adapter._score = counted
+        for images in batches(5):
+            adapter(images)
+            seen += len(images)
+            assert forwards <= allowed(seen)
+        adapter.reset()
+        source = opentta.adapt(tiny_vit(), "tent").predict(KNOWN).ood_score
+        assert torch.allclose(adapter.serving.calibration.scores.float(), source, atol=1e-6)
+        assert adapter.health().score_age == 0
+        del adapter._score
+        opentta.save(adapter, tmp_path / "state")
+        adapter = opentta.load(tmp_path / "state", tiny_vit())
+    assert forwards > allowed(seen) - 2 * 8  # and what is paid for is used
+
+
 def test_what_is_allowed():
     assert allowed(0) == 0
     assert 0.09 < allowed(20_000) / 20_000 <= 0.1

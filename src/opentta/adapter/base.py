@@ -251,9 +251,9 @@ class Adapter(Method):
         if len(sizes) > 1:
             raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
         Calibration.check(rate, sum(map(len, images)))
-        with torch.inference_mode(False), torch.no_grad(), self._precision():
+        with torch.inference_mode(False):
             calibration = Calibration(packed(torch.cat(images)), float(rate), follow=follow)
-            calibration.score_all(self._score, moves=self.serving.moves)
+            self._score_set_aside(calibration)
         self.serving.calibrated(calibration)
 
     @final
@@ -440,6 +440,15 @@ class Adapter(Method):
         with torch.no_grad():
             return self._answered(images.to(self.backbone.dtype)).ood_score
 
+    def _score_set_aside(self, calibration: Calibration) -> None:
+        """All set-aside images, by the weights of now and by those of the start."""
+        with torch.no_grad(), self._precision():
+            calibration.score_all(self._score, moves=self.serving.moves)
+            calibration.source_scores = calibration.scores.clone()
+            if self.serving.moves:
+                with self._as_started():
+                    calibration.source_scores = calibration.scores_of(self._score)
+
     def _moved(self) -> None:
         """The weights jumped back to the source."""
         with torch.no_grad(), self._precision():
@@ -466,8 +475,7 @@ class Adapter(Method):
         labels: list[int] = [0] * len(answered)
         rejects: list[bool | None] = [None] * len(answered)
         with torch.inference_mode(False), torch.no_grad(), self._precision(), self._as_started():
-            if scored and scored.source_scores is None:
-                scored.source_scores = scored.scores_of(self._score)
+            by = scored.of_source(self._score) if scored else None
             for images, places in stacked(answered):
                 outs = [
                     self._answered(part.to(self.backbone.dtype)) for part in torch.split(images, 32)
@@ -477,7 +485,7 @@ class Adapter(Method):
                 for number, place in enumerate(places):
                     labels[place] = found[number]
                 if scored:
-                    rejected = scored.decide(scores, by=scored.source_scores).rejected.tolist()
+                    rejected = scored.decide(scores, by=by).rejected.tolist()
                     for number, place in enumerate(places):
                         rejects[place] = rejected[number]
         return labels, rejects

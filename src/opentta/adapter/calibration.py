@@ -108,10 +108,15 @@ class Calibration:
 
     def score_source(self, score: Score, *, moves: int) -> None:
         """The same of the adapter as it started; what is known of it is not computed again."""
+        self.scores.copy_(self.of_source(score))
+        self.moves.fill_(moves)
+
+    def of_source(self, score: Score) -> Tensor:
+        """The scores (n,) that the adapter as it started gives, by ``score`` if not known yet."""
         if self.source_scores is None:
             self.source_scores = self.scores_of(score)
-        self.scores.copy_(self.source_scores)
-        self.moves.fill_(moves)
+            self.spent += len(self.images)
+        return self.source_scores
 
     def scores_of(self, score: Score) -> Tensor:
         """What ``score`` says of the set-aside images: (n,)."""
@@ -133,8 +138,7 @@ class Calibration:
             self.spent += chunk.stop - chunk.start
 
     def start_again(self) -> None:
-        """The weights are those of the start: so is what is paid for, and no shift is known."""
-        self.seen = self.spent = 0
+        """The weights are those of the start: no shift is known. What was spent stays spent."""
         if self.recent is not None:
             self.recent.values.fill_(torch.nan)
 
@@ -156,7 +160,8 @@ class Calibration:
         rate = torch.tensor(self.rate, dtype=torch.float64)
         values = {"images": self.images, "scores": self.scores, "moves": self.moves}
         window = {} if self.recent is None else {"window": self.recent.values}
-        return values | window | {"spent": spent, "rate": rate}
+        source = {} if self.source_scores is None else {"source_scores": self.source_scores}
+        return values | window | source | {"spent": spent, "rate": rate}
 
 
 class StreamThreshold:
@@ -252,6 +257,8 @@ def restored(values: Mapping[str, Tensor], device: torch.device) -> Calibration 
             calibration.recent.values.copy_(values["window"])
         Calibration.check(calibration.rate, len(images))
         calibration.scores.copy_(scores)
+        if "source_scores" in values:  # not in older states
+            calibration.source_scores = values["source_scores"].to(device, copy=True)
         calibration.moves.copy_(moves)
         calibration.seen, calibration.spent = values["spent"].tolist()
     except (KeyError, RuntimeError, ValueError) as error:
