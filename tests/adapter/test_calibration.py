@@ -1,12 +1,15 @@
 """Decisions: p-values of set-aside images under the current weights, or a cut of the stream."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
 import torch
+from models_under_test import has_kernels
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
+from opentta.adapter import place
 from opentta.adapter.calibration import (
     ENOUGH,
     Calibration,
@@ -212,6 +215,50 @@ def test_images_that_are_no_bytes_are_kept_as_they_are():
 def test_a_method_without_its_source_data_says_so():
     with pytest.raises(SourceDataError, match="fit_source"):
         adapter_of("owttt").calibrate(KNOWN)
+
+
+def scores_are_of_now(adapter):
+    adapter_of_the_start = copy.deepcopy(adapter)
+    adapter_of_the_start.reset()
+    calibration = adapter.serving.calibration
+    for scores, by in (
+        (calibration.scores, adapter),
+        (calibration.source_scores, adapter_of_the_start),
+    ):
+        torch.testing.assert_close(scores.float(), by.predict(KNOWN).ood_score.float())
+
+
+def test_other_source_data_are_other_scores():
+    adapter = adapter_of("owttt")
+    adapter.fit_source(batches(4))
+    adapter.calibrate(KNOWN, rate=0.1)
+    run(adapter, batches(3))
+    before = adapter.serving.calibration.scores.clone()
+    adapter.fit_source([x * 0.3 for x in batches(4, seed=9)])
+    assert not torch.allclose(adapter.serving.calibration.scores, before)
+    assert adapter.health().score_age == 0
+    scores_are_of_now(adapter)
+
+
+@pytest.mark.skipif(not has_kernels(), reason="torch's 16-bit kernels do not run on this CPU")
+@pytest.mark.parametrize("by_file", [True, False])
+def test_another_precision_is_other_scores(by_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(place, "multiplies_bfloat16", lambda: True)
+    adapter = adapter_of()
+    adapter.calibrate(KNOWN, rate=0.1)
+    run(adapter, batches(12))
+    before = adapter.serving.calibration.scores.clone()
+    opentta.save(adapter, tmp_path / "state")
+    if by_file:
+        low = opentta.load(tmp_path / "state", tiny_vit(), precision="bfloat16")
+    else:
+        low = adapter_of(precision="bfloat16")
+        low.load_state_dict(adapter.state_dict())
+    assert not torch.equal(low.serving.calibration.scores, before)
+    assert low.health().score_age == 0
+    scores_are_of_now(low)
+    same_again = opentta.load(tmp_path / "state", tiny_vit())
+    assert torch.equal(same_again.serving.calibration.scores, before)
 
 
 def followed(scores, known):

@@ -191,9 +191,11 @@ class Adapter(Method):
         ``reseed`` it is taken, and random numbers start from the seed.
         """
         with torch.inference_mode(False):
-            self._snapshot.load(self, state, reseed=reseed)
+            precision = self._snapshot.load(self, state, reseed=reseed)
             self.serving.to(self.backbone.device)
             self._replay.forget()  # what was learned from source data is another tensor now
+            if precision != self.execution.precision:
+                self._score_set_aside(self.serving.calibration)
 
     @final
     @in_turn
@@ -204,9 +206,9 @@ class Adapter(Method):
             with self._as_started():  # source data is for the source model
                 learned = self.fit(source_images(loader, self.backbone))
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
-            if isinstance(self.serving.calibration, Calibration):
-                self.serving.calibration.source_scores = None  # of what was learned before
             self._replay.forget()
+        with torch.inference_mode(False):
+            self._score_set_aside(self.serving.calibration)  # scores were of other source data
 
     # Decisions, labels, health -------------------------------------------------------------
 
@@ -440,8 +442,10 @@ class Adapter(Method):
         with torch.no_grad():
             return self._answered(images.to(self.backbone.dtype)).ood_score
 
-    def _score_set_aside(self, calibration: Calibration) -> None:
-        """All set-aside images, by the weights of now and by those of the start."""
+    def _score_set_aside(self, calibration: Calibration | StreamThreshold | None) -> None:
+        """All set-aside images, if there are any: by the weights of now and of the start."""
+        if not isinstance(calibration, Calibration):
+            return
         with torch.no_grad(), self._precision():
             calibration.score_all(self._score, moves=self.serving.moves)
             calibration.source_scores = calibration.scores.clone()

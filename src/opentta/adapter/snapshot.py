@@ -74,12 +74,13 @@ class Snapshot:
         flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
         flat.update({f"serving.{name}": t for name, t in adapter.serving.tensors().items()})
         flat["generator"] = adapter.generator.get_state()
-        words = json.dumps(self.identity(adapter), sort_keys=True).encode()
+        told = {**self.identity(adapter), "precision": adapter.execution.precision}
+        words = json.dumps(told, sort_keys=True).encode()
         flat["identity"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         return flat
 
-    def load(self, adapter: Any, state: Mapping[str, Tensor], *, reseed: bool = False) -> None:
-        """Take a saved state, or say how it differs, changing nothing.
+    def load(self, adapter: Any, state: Mapping[str, Tensor], *, reseed: bool = False) -> str:
+        """Take a saved state, or say how it differs, changing nothing; gives its precision.
 
         ``reseed``: random numbers start from the seed, as the saved ones are of another device.
         """
@@ -126,6 +127,7 @@ class Snapshot:
             adapter.generator.manual_seed(adapter._seed)
         else:
             adapter.generator.set_state(state["generator"].cpu())
+        return str(theirs.get("precision", "full"))
 
     def take_back(self, adapter: Any, where: Tensor, *, keep: tuple[str, ...]) -> None:
         """As it started where ``where`` (a bool scalar) is true, but what begins with ``keep``."""
