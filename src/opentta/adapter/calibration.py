@@ -247,20 +247,29 @@ def restored(values: Mapping[str, Tensor], device: torch.device) -> Calibration 
     try:
         if set(values) == {"window"}:
             threshold = StreamThreshold(device)
-            threshold.recent.values.copy_(values["window"])
+            _put(threshold.recent.values, values["window"])
             return threshold
         images, scores, moves = (values[name] for name in ("images", "scores", "moves"))
         calibration = Calibration(
             images.to(device, copy=True), float(values["rate"]), follow="window" in values
         )
         if calibration.recent is not None:
-            calibration.recent.values.copy_(values["window"])
+            _put(calibration.recent.values, values["window"])
         Calibration.check(calibration.rate, len(images))
-        calibration.scores.copy_(scores)
+        _put(calibration.scores, scores)
         if "source_scores" in values:  # not in older states
-            calibration.source_scores = values["source_scores"].to(device, copy=True)
-        calibration.moves.copy_(moves)
+            calibration.source_scores = torch.empty_like(calibration.scores)
+            _put(calibration.source_scores, values["source_scores"])
+        _put(calibration.moves, moves)
         calibration.seen, calibration.spent = values["spent"].tolist()
+        if min(calibration.seen, calibration.spent, int(calibration.moves.min())) < 0:
+            raise ValueError("a count is below 0")
     except (KeyError, RuntimeError, ValueError) as error:
         raise StateError(f"the saved calibration does not fit: {error}") from None
     return calibration
+
+
+def _put(place: Tensor, value: Tensor) -> None:
+    if place.shape != value.shape:
+        raise ValueError(f"expected shape {tuple(place.shape)}, got {tuple(value.shape)}")
+    place.copy_(value)

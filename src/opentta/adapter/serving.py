@@ -165,6 +165,8 @@ class Serving:
             *numbers, ticket, source_only, adapted_only = values["numbers"].tolist()
             fields = dict(zip(NUMBERS, numbers, strict=True))
             rejected = values["rejected"].to(device, copy=True).reshape(())
+            if min(*numbers, ticket, source_only, adapted_only, int(rejected)) < 0:
+                raise ValueError("a count is below 0")
         except (KeyError, RuntimeError, ValueError) as error:
             raise StateError(f"the saved counts do not fit: {error}") from None
         parts: dict[str, dict[str, Tensor]] = {"calibration.": {}, "spending.": {}}

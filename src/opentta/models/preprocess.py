@@ -31,7 +31,7 @@ from opentta.errors import (
 SLACK = 1e-4
 """Rounding that a transform may leave outside [0, 1]."""
 LONGEST = 50
-"""Times that a picture may be longer than wide: scaled to a model's size, it is that much larger."""
+"""Times that a picture may be longer than wide: scaled to a model, it is that much larger."""
 
 EXAMPLES = {
     "timm": "preprocess=timm.data.create_transform({size}, interpolation='bicubic', crop_pct=0.9)",
