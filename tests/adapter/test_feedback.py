@@ -193,6 +193,18 @@ def test_images_are_kept_as_bytes_and_no_more_of_them_than_asked_for():
         none.feedback(out.ticket[:1], torch.tensor([1]))
 
 
+def test_of_a_call_of_more_images_the_last_are_kept():
+    adapter, x = opentta.adapt(tiny_vit(), "source", keep=4), torch.cat(batches(5))
+    adapter.calibrate(x, rate=0.5)
+    out = adapter(x)
+    (piece,) = adapter.serving.kept._answered
+    assert len(piece.images) == len(piece.rejected) == 4 and piece.first == 26
+    with pytest.raises(TicketError, match="ticket 25 is gone: the last 4 images are kept"):
+        adapter.feedback(out.ticket[25:], out.labels[25:])
+    assert adapter.feedback(out.ticket[26:], out.labels[26:]).counted == 4
+    assert adapter(x[:1]).ticket.tolist() == [30]
+
+
 # What must not be bet on -------------------------------------------------------------------
 
 
@@ -253,10 +265,13 @@ def test_a_caller_who_changes_a_prediction_changes_no_answer():
     assert adapter.feedback(out.ticket, torch.full((6,), UNKNOWN)).bets == 0
 
 
-def test_no_ticket_is_given_twice_in_one_process():
+@pytest.mark.parametrize("of_before_tickets", [False, True])
+def test_no_ticket_is_given_twice_in_one_process(of_before_tickets):
     adapter = opentta.adapt(tiny_vit(), "tent")
     state = adapter.state_dict()
     old = adapter(batches(1)[0]).ticket
+    if of_before_tickets:
+        state = {name: t for name, t in state.items() if not name.startswith("serving.")}
     adapter.load_state_dict(state)
     assert adapter(batches(1)[0]).ticket[0] == 6
     with pytest.raises(TicketError, match="gone"):

@@ -55,10 +55,12 @@ class Kept:
     def keep(self, images: Tensor, out: Prediction) -> Tensor:
         """The tickets of a call: (B,) int64. Its images stay until ``most`` later ones came."""
         ticket = torch.arange(self.next, self.next + len(images))
+        gone = max(0, len(images) - self.most)
         if self.most:
-            rejected = None if out.decision is None else out.decision.rejected.clone()
-            self._answered.append(Answered(self.next, in_bytes(images), out.labels, rejected))
-        self.next += len(images)
+            rejected = None if out.decision is None else out.decision.rejected[gone:].clone()
+            images, labels = in_bytes(images[gone:]), out.labels[gone:]
+            self._answered.append(Answered(self.next + gone, images, labels, rejected))
+        self.next += len(ticket)
         self.forget(self.next - self.most)
         return ticket
 

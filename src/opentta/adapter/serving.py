@@ -160,7 +160,9 @@ class Serving:
         device = self.rejected.device
         spending = Spending(self.spending.policy, self.spending.cost)
         if not values:
-            return Serving(Kept(self.kept.most), spending, torch.zeros_like(self.rejected))
+            kept = Kept(self.kept.most, first=self.kept.next)
+            zero = torch.zeros_like(self.rejected)
+            return Serving(kept, spending, zero, moves=1)  # 0 would say: never moved
         try:
             *numbers, ticket, source_only, adapted_only = values["numbers"].tolist()
             fields = dict(zip(NUMBERS, numbers, strict=True))
