@@ -17,7 +17,13 @@ from opentta.adapter.calibration import (
     allowed,
     two_group_cut,
 )
-from opentta.errors import CalibrationError, DecisionError, ShapeError, SourceDataError
+from opentta.errors import (
+    CalibrationError,
+    DecisionError,
+    DtypeError,
+    ShapeError,
+    SourceDataError,
+)
 from opentta.testing import batches, run, same, tiny_vit, weights
 
 KNOWN = torch.cat(batches(10, seed=1))  # 60 images
@@ -91,6 +97,9 @@ def test_too_few_images(rate, least):
         (KNOWN, 0, CalibrationError, "between 0 and 1"),
         (KNOWN, 1.0, CalibrationError, "between 0 and 1"),
         (KNOWN, True, CalibrationError, "between 0 and 1"),
+        (None, 7, CalibrationError, "between 0 and 1.*got 7"),
+        (None, "x", CalibrationError, "between 0 and 1.*got 'x'"),
+        (5, 0.05, DtypeError, "calibrate expected a loader of batches .*got int; give a DataLoad"),
         ([], 0.05, SourceDataError, "calibrate got a loader without a single batch"),
         (torch.rand(30, 3, 48, 48), 0.05, ShapeError, "takes 32x32 images, got 48x48"),
         (KNOWN * 255, 0.05, ValueError, "divide by 255"),
@@ -105,6 +114,25 @@ def test_what_is_refused_leaves_the_adapter_as_it_was(known, rate, error, messag
         adapter.calibrate(known, rate)
     assert same(before, adapter.state_dict())
     assert torch.equal(adapter.predict(x).p_value, decided)
+
+
+@pytest.mark.parametrize("known", [KNOWN, None])
+def test_a_switch_is_on_or_off(known):
+    with pytest.raises(CalibrationError, match="expected follow as True or False, got 'no'"):
+        adapter_of().calibrate(known, follow="no")
+
+
+@pytest.mark.parametrize("call", ["adapt", "predict"])
+def test_a_stream_of_another_size_is_told_once(call):
+    adapter = opentta.adapt(tiny_vit(dynamic_img_size=True), "tent")
+    adapter.calibrate(KNOWN)
+    ask, x = adapter if call == "adapt" else adapter.predict, torch.rand(2, 3, 64, 48)
+    ask(KNOWN[:2])
+    told = "set-aside images are 32x32, these are 64x48.*Calibrate with images of the stream"
+    with pytest.warns(UserWarning, match=told) as caught:
+        ask(x)
+    assert caught[0].filename == __file__
+    ask(x)  # warnings are errors here
 
 
 def test_images_of_several_sizes():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from opentta.adapter.cadence import gathered
-from opentta.adapter.calibration import Calibration, StreamThreshold
+from opentta.adapter.calibration import Calibration, StreamThreshold, known_images
 from opentta.adapter.health import Health
 from opentta.adapter.images import (
     check_form,
@@ -32,13 +32,11 @@ from opentta.adapter.serving import Feedback
 from opentta.adapter.snapshot import flatten, restore
 from opentta.adapter.words import describe
 from opentta.errors import (
-    CalibrationError,
     ConfigError,
     DecisionError,
     ImageValueError,
     SourceDataError,
 )
-from opentta.parts.pixels import packed
 from opentta.types import UNKNOWN, Prediction
 
 Given = ParamSpec("Given")
@@ -97,6 +95,7 @@ class Adapter(Method):
         if not self._screens:
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
+        self._told.sizes(self.serving.known_size, images.shape[2:])
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             with self.serving.whole(self.buffer):
                 if self.buffer is not None:
@@ -117,6 +116,7 @@ class Adapter(Method):
         check_form(images, self.backbone)
         self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
+        self._told.sizes(self.serving.known_size, images.shape[2:])
         with torch.inference_mode(False), torch.no_grad(), self._precision():
             out = finished(self._answered(images), None)
             if self.serving.calibration is not None:
@@ -213,7 +213,6 @@ class Adapter(Method):
     # Decisions, labels, health -------------------------------------------------------------
 
     @final
-    @in_turn
     def calibrate(
         self, known: Iterable[Any] | Tensor | None, rate: float = 0.05, *, follow: bool = False
     ) -> None:
@@ -231,7 +230,10 @@ class Adapter(Method):
 
         None: no known images. ``rejected`` then comes from the stream's own scores, cut into two
         groups, at most half of them above the cut. No rate is promised: a cut may be found also
-        where nothing is unknown, or none where much is, and there is no ``p_value``.
+        where nothing is unknown, or none where much is, and there is no ``p_value``; ``rate`` and
+        ``follow`` have no part in it.
+
+        While the loader is read, other threads may call the adapter.
 
         Example:
             >>> import timm, torch, opentta
@@ -242,21 +244,15 @@ class Adapter(Method):
             torch.Size([2])
         """
         self._refuse_without_source()
-        if known is None:
-            with torch.inference_mode(False):
-                self.serving.calibrated(StreamThreshold(self.backbone.device))
-            return
-        Calibration.check(rate)
-        batches = [known] if isinstance(known, Tensor) else known
-        images = list(source_images(batches, self.backbone, what="calibrate"))
-        sizes = {tuple(batch.shape[2:]) for batch in images}
-        if len(sizes) > 1:
-            raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
-        Calibration.check(rate, sum(map(len, images)))
-        with torch.inference_mode(False):
-            calibration = Calibration(packed(torch.cat(images)), float(rate), follow=follow)
-            self._score_set_aside(calibration)
-        self.serving.calibrated(calibration)
+        Calibration.check(rate, follow=follow)
+        images = None if known is None else known_images(known, rate, self.backbone)
+        with self._lock, torch.inference_mode(False):
+            device = self.backbone.device
+            made: Calibration | StreamThreshold = StreamThreshold(device)
+            if images is not None:
+                made = Calibration(images.to(device), float(rate), follow=follow)
+            self._score_set_aside(made)
+            self.serving.calibrated(made)
 
     @final
     @in_turn

@@ -6,14 +6,17 @@ scores of the set-aside images are those of the current weights, as far as ``ALL
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from opentta.adapter.images import source_images
 from opentta.errors import CalibrationError, StateError
-from opentta.parts.pixels import unpacked
+from opentta.models.backbone import Backbone
+from opentta.parts.pixels import packed, unpacked
 from opentta.parts.recent import Recent
 from opentta.types import Decision
 
@@ -61,13 +64,15 @@ class Calibration:
         self.spent = 0  # forwards since
 
     @staticmethod
-    def check(rate: float, count: int | None = None) -> None:
-        """Refuse a rate that is none, and too few images for it."""
+    def check(rate: float, count: int | None = None, *, follow: bool = False) -> None:
+        """Refuse a rate or a switch that is none, and too few images for the rate."""
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate < 1:
             raise CalibrationError(
                 f"expected rate between 0 and 1, the share of known images that may be rejected, "
                 f"got {rate!r}"
             )
+        if not isinstance(follow, bool):
+            raise CalibrationError(f"expected follow as True or False, got {follow!r}")
         least = math.ceil(1 / rate - 1 - 1e-9)
         if count is not None and count < least:
             raise CalibrationError(
@@ -199,6 +204,18 @@ class StreamThreshold:
     def tensors(self) -> dict[str, Tensor]:
         """What a saved state holds."""
         return {"window": self.recent.values}
+
+
+def known_images(known: Iterable[Any] | Tensor, rate: float, backbone: Backbone) -> Tensor:
+    """The set-aside images of a loader (n, 3, H, W), packed, or why they are none."""
+    batches = [known] if isinstance(known, Tensor) else known
+    images = list(source_images(batches, backbone, what="calibrate"))
+    sizes = {tuple(batch.shape[2:]) for batch in images}
+    if len(sizes) > 1:
+        raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
+    Calibration.check(rate, sum(map(len, images)))
+    with torch.inference_mode(False):
+        return packed(torch.cat(images))
 
 
 def two_group_cut(values: Tensor) -> Tensor:

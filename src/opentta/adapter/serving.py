@@ -58,6 +58,12 @@ class Serving:
         """Neither frozen nor paused."""
         return not (self.is_frozen or self.is_paused)
 
+    @property
+    def known_size(self) -> torch.Size | None:
+        """(H, W) of the set-aside images; None where there are none."""
+        by = self.calibration
+        return by.images.shape[2:] if isinstance(by, Calibration) else None
+
     @contextmanager
     def whole(self, buffer: Buffer | None) -> Iterator[None]:
         """A call happens inside: if its first step fails, nothing is spent and all still wait."""
