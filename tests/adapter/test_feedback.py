@@ -99,6 +99,26 @@ def test_answers_of_the_model_before_resume_are_counted_and_not_bet_on():
     assert (told.counted, told.bets, told.evidence, told.is_alarm) == (32, 0, 1, False)
 
 
+def test_resume_without_an_alarm_changes_nothing():
+    adapter = opentta.adapt(tiny_vit(), "tent", **RUINOUS)
+    outs, source = run(adapter, batches(20))[-12:], by_source(torch.cat(batches(20)[-12:]))
+    ticket = torch.cat([out.ticket for out in outs])
+    told = adapter.feedback(ticket[:40], source[:40], alpha=1e-9)
+    assert told.bets > 0
+    before = adapter.state_dict()
+    adapter.resume()
+    assert same(before, adapter.state_dict()) and adapter.health().evidence == told.evidence
+    assert adapter.feedback(ticket[40:], source[40:], alpha=1e-9).bets > 0
+
+
+def test_after_a_reset_labels_of_older_answers_are_counted_and_not_bet_on():
+    adapter, outs = ruined()
+    ticket, source = torch.cat([o.ticket for o in outs]), by_source(torch.cat(batches(20)[-12:]))
+    adapter.reset()
+    told = adapter.feedback(ticket, source)
+    assert (told.counted, told.bets, told.evidence, told.is_alarm) == (72, 0, 1, False)
+
+
 def test_frozen_and_paused_are_two_flags_and_travel_with_the_state():
     adapter, outs = ruined()
     adapter.freeze()
@@ -107,6 +127,8 @@ def test_frozen_and_paused_are_two_flags_and_travel_with_the_state():
     other.load_state_dict(adapter.state_dict())
     for each in (adapter, other):
         assert (each.is_frozen, each.is_paused) == (True, True)
+        with pytest.raises(DecisionError, match=r"frozen and paused.*unfreeze\(\) and.*resume\(\)"):
+            each.flush()
         each.resume()
         assert (each.is_frozen, each.is_paused) == (True, False)
         before = weights(each)
@@ -170,6 +192,14 @@ def test_what_is_refused_counts_nothing(ticket, labels, message):
         adapter.feedback(torch.tensor(ticket), torch.tensor(labels))
     assert same(before, adapter.state_dict())
     assert adapter.feedback(torch.tensor([47]), torch.tensor([1])).counted == 1  # still open
+
+
+def test_a_prediction_in_place_of_its_ticket_is_told_in_one_line():
+    adapter = opentta.adapt(tiny_vit(), "tent")
+    out = adapter(batches(1)[0])
+    with pytest.raises(TicketError, match=r"got Predict.*; give prediction\.ticket") as error:
+        adapter.feedback(out, out.labels)
+    assert len(str(error.value)) < 120
 
 
 @pytest.mark.parametrize("alpha", [0, 1, 2.0, "0.1", True])

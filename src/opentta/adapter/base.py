@@ -132,10 +132,11 @@ class Adapter(Method):
         Under ``every`` or ``budget`` they count as a group, which may not be learned from.
         """
         if not self.serving.learns:
-            remedy = "resume" if self.is_paused else "unfreeze"
+            remedies = {"frozen": "adapter.unfreeze()", "paused": "adapter.resume()"}
+            flags = [name for name in remedies if getattr(self, f"is_{name}")]
             raise DecisionError(
-                f"this adapter does not learn now ({'paused' if self.is_paused else 'frozen'}), so "
-                f"it cannot step on the samples that wait: call adapter.{remedy}() first"
+                f"this adapter does not learn now ({' and '.join(flags)}), so it cannot step on "
+                f"the samples that wait: call {' and '.join(remedies[f] for f in flags)} first"
             )
         if self.buffer is not None and len(self.buffer):
             with (
@@ -166,7 +167,7 @@ class Adapter(Method):
         """Back to the source model, bit for bit; counts and evidence start again.
 
         What ``fit_source`` and ``calibrate`` were given stays, so do tickets, and whether the
-        adapter is frozen or paused.
+        adapter is frozen or paused. Labels for older tickets are counted and not bet on.
         """
         self.check()
         with torch.inference_mode(False):
@@ -307,9 +308,13 @@ class Adapter(Method):
     @final
     @in_turn
     def resume(self) -> None:
-        """Learn again after an alarm; the evidence from labels starts again at 1."""
-        self.serving.is_paused = False
-        self.serving.new_evidence()
+        """Learn again after an alarm; the evidence from labels starts again at 1.
+
+        Nothing happens where there was no alarm.
+        """
+        if self.serving.is_paused:
+            self.serving.is_paused = False
+            self.serving.new_evidence()
 
     @final
     @in_turn

@@ -1,5 +1,6 @@
 """Answers that were given lately, by ticket, until a label comes for them."""
 
+import reprlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,7 +126,9 @@ def checked_labels(ticket: Any, labels: Any, classes: int) -> tuple[list[int], l
         try:
             values = torch.as_tensor(given).detach().cpu()
         except (TypeError, ValueError, RuntimeError):
-            raise TicketError(f"expected {name} as whole numbers, got {given!r}") from None
+            hint = "; give prediction.ticket" if isinstance(given, Prediction) else ""
+            shown = reprlib.repr(given)  # a prediction is long
+            raise TicketError(f"expected {name} as whole numbers, got {shown}{hint}") from None
         values = values if values.numel() else values.long()
         if values.dtype == torch.bool or values.is_floating_point() or values.is_complex():
             raise TicketError(f"expected {name} as whole numbers, got {values.dtype}")
