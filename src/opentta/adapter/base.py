@@ -89,6 +89,13 @@ class Adapter(Method):
         ``reset`` and ``guard`` (whether the model was taken back), and the method's sweep of
         scores where it has one. Frozen or paused, the call answers and learns nothing.
         ``ticket`` is for ``feedback``, ``rejected`` and ``p_value`` need ``calibrate``.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> prediction = opentta.adapt(vit, "tent")(torch.rand(4, 3, 224, 224))
+            >>> prediction.logits.shape, prediction.labels.shape, prediction.ticket
+            (torch.Size([4, 5]), torch.Size([4]), tensor([0, 1, 2, 3]))
         """
         check_form(images, self.backbone)
         self._refuse_without_source()
@@ -111,7 +118,18 @@ class Adapter(Method):
     @final
     @in_turn
     def predict(self, images: Tensor) -> Prediction:
-        """Predict only: nothing changes, generators included. Images as in a call."""
+        """Predict only: nothing changes, generators included. Images as in a call.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter, images = opentta.adapt(vit, "tent"), torch.rand(4, 3, 224, 224)
+            >>> prediction = adapter.predict(images)
+            >>> prediction.logits.shape, prediction.ood_score.shape, prediction.ticket
+            (torch.Size([4, 5]), torch.Size([4]), None)
+            >>> adapter.predict(images).logits.equal(prediction.logits)
+            True
+        """
         self.check()
         check_form(images, self.backbone)
         self._told.dim(check_values(images))
@@ -130,6 +148,17 @@ class Adapter(Method):
         """Step on the samples that wait for their group to be whole; none wait after it.
 
         Under ``every`` or ``budget`` they count as a group, which may not be learned from.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent", group=8)
+            >>> _ = adapter(torch.rand(4, 3, 224, 224))
+            >>> adapter.health().steps
+            0
+            >>> adapter.flush()
+            >>> adapter.health().steps
+            1
         """
         if not self.serving.learns:
             remedies = {"frozen": "adapter.unfreeze()", "paused": "adapter.resume()"}
@@ -152,13 +181,32 @@ class Adapter(Method):
     @final
     @in_turn
     def freeze(self) -> None:
-        """Stop learning: calls answer as ``predict`` does. What was learned and gathered stays."""
+        """Stop learning: calls answer as ``predict`` does. What was learned and gathered stays.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.freeze()
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.shape, adapter.health().steps
+            (torch.Size([4, 5]), 0)
+        """
         self.serving.is_frozen = True
 
     @final
     @in_turn
     def unfreeze(self) -> None:
-        """Learn again from the next call on, unless an alarm has paused the adapter."""
+        """Learn again from the next call on, unless an alarm has paused the adapter.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.freeze()
+            >>> adapter.unfreeze()
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.shape, adapter.health().steps
+            (torch.Size([4, 5]), 1)
+        """
         self.serving.is_frozen = False
 
     @final
@@ -168,6 +216,16 @@ class Adapter(Method):
 
         What ``fit_source`` and ``calibrate`` were given stays, so do tickets, and whether the
         adapter is frozen or paused. Labels for older tickets are counted and not bet on.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter, images = opentta.adapt(vit, "tent"), torch.rand(4, 3, 224, 224)
+            >>> before = adapter.predict(images).logits
+            >>> _ = adapter(images)
+            >>> adapter.reset()
+            >>> adapter.predict(images).logits.equal(before)
+            True
         """
         self.check()
         with torch.inference_mode(False):
@@ -179,7 +237,15 @@ class Adapter(Method):
     @final
     @in_turn
     def state_dict(self) -> dict[str, Tensor]:
-        """All that has changed since the start, as a flat dict: copies, storable without pickle."""
+        """All that has changed since the start, as a flat dict: copies, storable without pickle.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> state = opentta.adapt(vit, "tent").state_dict()
+            >>> state["model.norm.weight"].shape, state["generator"].dtype
+            (torch.Size([192]), torch.uint8)
+        """
         self.check()
         return self._snapshot.export(self)
 
@@ -190,6 +256,16 @@ class Adapter(Method):
 
         A state of another kind of device is refused, as random numbers are other ones there. With
         ``reseed`` it is taken, and random numbers start from the seed.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> one, other = opentta.adapt(vit, "tent"), opentta.adapt(vit, "tent")
+            >>> images = torch.rand(4, 3, 224, 224)
+            >>> _ = one(images)
+            >>> other.load_state_dict(one.state_dict())
+            >>> other.predict(images).logits.equal(one.predict(images).logits)
+            True
         """
         with torch.inference_mode(False):
             precision = self._snapshot.load(self, state, reseed=reseed)
@@ -201,7 +277,16 @@ class Adapter(Method):
     @final
     @in_turn
     def fit_source(self, loader: Iterable[Any]) -> None:
-        """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
+        """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...).
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "owttt")
+            >>> adapter.fit_source(torch.rand(8, 3, 224, 224).split(4))
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.shape
+            torch.Size([4, 5])
+        """
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             with self._as_started():  # source data is for the source model
@@ -311,6 +396,14 @@ class Adapter(Method):
         """Learn again after an alarm; the evidence from labels starts again at 1.
 
         Nothing happens where there was no alarm.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.resume()
+            >>> adapter.is_paused
+            False
         """
         if self.serving.is_paused:
             self.serving.is_paused = False
@@ -375,6 +468,13 @@ class Adapter(Method):
         """Move all of it to ``device`` and go on there; the adapter itself comes back.
 
         Random numbers are other ones on another kind of device: they then start from the seed.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent").to("cpu")
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.device
+            device(type='cpu')
         """
         target = device_of(device, dtype)
         refuse_options(self.execution, target)
@@ -397,7 +497,15 @@ class Adapter(Method):
     @final
     @in_turn
     def check(self) -> None:
-        """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch."""
+        """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> _ = adapter(torch.rand(4, 3, 224, 224))
+            >>> adapter.check()
+        """
         if self.backbone.device.type == "cpu":
             return
         count = int(self._faults)
