@@ -5,17 +5,20 @@
     python examples/serve_a_folder.py PHOTOS answers.csv --model NAME --weights FILE.safetensors
 
 Kill it and start it again with the same arguments: it goes on where its last state file
-(answers.csv.state) says, and the CSV is the one of a run that was never killed. With ``--known``, a
-folder of images of known classes set aside for this, at most a share of about ``--rate`` of known
-images like them is rejected; without, the stream's own scores are cut in two, and p-values stay
-empty. A file that is no image gets a row that says so.
+(answers.csv.320.state, after 320 rows) says, and the CSV is the one of a run that was never killed.
+With ``--known``, a folder of images of known classes set aside for this, at most a share of about
+``--rate`` of known images like them is rejected; without, the stream's own scores are cut in two,
+and p-values stay empty. A file that is no image gets a row that says so.
 """
 
 import argparse
 import csv
 import os
+import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import timm
 import torch
@@ -23,10 +26,11 @@ from PIL import Image
 from rich.progress import track
 
 import opentta
-from opentta.errors import UnreadableImageError
+from opentta.models import preprocess
 
 HEADER = ["name", "label", "p_value", "rejected"]
 UNREADABLE = "unreadable"
+MOST_PIXELS = 100_000_000  # of an image, before it is decoded
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -41,9 +45,8 @@ def files_in(folder: Path) -> list[Path]:
 def opened(adapter: opentta.Adapter, file: Path) -> torch.Tensor | None:
     """What the adapter wants of a file: (3, H, W); None where it is no image."""
     try:
-        with Image.open(file) as image:
-            return adapter.preprocess(image)
-    except (OSError, UnreadableImageError, Image.DecompressionBombError):
+        return adapter.preprocess(preprocess.opened(file.read_bytes(), most_pixels=MOST_PIXELS))
+    except OSError:  # not readable, or no image
         return None
 
 
@@ -55,50 +58,67 @@ def known_images(adapter: opentta.Adapter, folder: Path) -> Iterator[torch.Tenso
             yield image[None]
 
 
-def start(
-    args: argparse.Namespace, files: Sequence[Path], state: Path
-) -> tuple[opentta.Adapter, int]:
+def states_of(out: Path) -> dict[int, Path]:
+    """The state files of ``out``, by the rows that were written before."""
+    name = re.compile(re.escape(out.name) + r"\.(\d+)\.state")
+    found = {file: name.fullmatch(file.name) for file in out.parent.iterdir()}
+    return {int(match[1]): file for file, match in found.items() if match}
+
+
+def start(args: argparse.Namespace, files: Sequence[Path]) -> tuple[opentta.Adapter, int]:
     """The adapter, as it was saved or new, and how many files it has answered."""
     model = timm.create_model(
         args.model, pretrained=args.weights is None, checkpoint_path=args.weights or ""
     ).eval()
-    if state.exists():
-        adapter = opentta.load(state, model)
-        names = [str(file.relative_to(args.folder)) for file in files]
-        return adapter, cut_back(args.out, names, adapter.health().samples, args.batch)
+    states = states_of(args.out)
+    if states:  # two where a kill came between writing one and removing the other
+        done = max(states)
+        cut_back(args.out, [str(file.relative_to(args.folder)) for file in files], done)
+        return opentta.load(states[done], model), done
     adapter = opentta.adapt(model)
     adapter.calibrate(known_images(adapter, args.known) if args.known else None, args.rate)
     write(args.out, [HEADER], mode="w")
     return adapter, 0
 
 
-def cut_back(out: Path, names: Sequence[str], answered: int, batch: int) -> int:
-    """Keep the rows of the calls that the saved state knows of; gives their number."""
+def cut_back(out: Path, names: Sequence[str], done: int) -> None:
+    """Keep the rows that the saved state knows of, the first ``done``."""
     if not out.exists():
-        raise SystemExit(f"{out}.state is there, but {out} is not: remove it to start anew")
-    with out.open(newline="") as file:
-        header, *rows = csv.reader(file)
-    kept: list[list[str]] = []
-    for row in rows:
-        answered -= row[1:2] != [UNREADABLE]
-        if answered < 0 or len(row) != len(HEADER):  # a kill may cut a row
-            kept = kept[: len(kept) // batch * batch]  # states are saved between calls
-            break
-        kept.append(row)
-    if [row[0] for row in kept] != list(names[: len(kept)]):
+        raise SystemExit(f"{out} is gone, but its state is there: remove {out}.*.state, too")
+    with opened_csv(out, "r") as file:
+        kept = list(islice(csv.reader(file), done + 1))
+    if len(kept) <= done:
+        raise SystemExit(
+            f"{out} has fewer rows than the {done} of its state: remove it and {out}.*.state to "
+            "start anew"
+        )
+    if [row[:1] for row in kept[1:]] != [[name] for name in names[:done]]:
         raise SystemExit(
             f"the files are no longer those of {out}: some came before the last one that was "
-            f"answered, or are gone. Use another CSV, or remove {out} and {out}.state"
+            f"answered, or are gone. Use another CSV, or remove {out} and {out}.*.state"
         )
     scratch = out.with_name(f"{out.name}.part")
-    write(scratch, [header, *kept], mode="w")
+    write(scratch, kept, mode="w")
     scratch.replace(out)
-    return len(kept)
+
+
+def save(adapter: opentta.Adapter, out: Path, done: int) -> None:
+    """A state file after ``done`` rows; older ones go when it is there."""
+    old = states_of(out)
+    opentta.save(adapter, f"{out}.{done}.state")
+    for rows, file in old.items():
+        if rows != done:
+            file.unlink()
+
+
+def opened_csv(out: Path, mode: str) -> IO[str]:
+    """The CSV, for names of files in any encoding."""
+    return out.open(mode, encoding="utf-8", errors="surrogateescape", newline="")
 
 
 def write(out: Path, rows: Sequence[Sequence[str]], *, mode: str) -> None:
     """Write rows through to the disk."""
-    with out.open(mode, newline="") as file:
+    with opened_csv(out, mode) as file:
         csv.writer(file).writerows(rows)
         file.flush()
         os.fsync(file.fileno())
@@ -137,8 +157,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="files per call")
     parser.add_argument("--save-every", type=int, default=320, help="files between two state files")
     args = parser.parse_args()
-    files, state = files_in(args.folder), Path(f"{args.out}.state")
-    adapter, done = start(args, files, state)
+    files = files_in(args.folder)
+    adapter, done = start(args, files)
     if done:
         print(f"going on after {done} of {len(files)} files")
     for first in track(range(done, len(files), args.batch), "serving"):
@@ -146,7 +166,7 @@ def main() -> None:
         write(args.out, rows, mode="a")
         answered = first + len(rows)
         if answered // args.save_every > first // args.save_every or answered == len(files):
-            opentta.save(adapter, state)
+            save(adapter, args.out, first + len(rows))
     print(adapter.health())
 
 

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import runpy
 import sys
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 import opentta
+from opentta import registry
 from opentta.testing import check_method
 
 ROOT = Path(__file__).parents[1]
+NO_CALLS = {"Adapter", "UNKNOWN", "__version__", "testing"}
 
 
 def modules():
@@ -31,6 +34,19 @@ def test_docstrings_run(name):
         module, extraglobs=globs, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     )
     assert result.failed == 0
+
+
+CALLS = {f"Adapter.{n}": v for n, v in vars(opentta.Adapter).items() if inspect.isfunction(v)}
+PUBLIC = {name: getattr(opentta, name) for name in dir(opentta) if name not in NO_CALLS}
+PUBLIC |= {name: call for name, call in CALLS.items() if not name.startswith("Adapter._")}
+PUBLIC |= {"Adapter()": opentta.Adapter.__call__, "preprocess": opentta.Adapter.preprocess}
+PUBLIC["methods"] = registry.methods
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_call_shows_how(name):
+    text = inspect.getdoc(PUBLIC[name])
+    assert "\nExample:\n    >>> " in text, f"{name} has no example"
 
 
 def test_the_example_method_keeps_every_promise():

@@ -125,6 +125,83 @@ def test_files_that_came_later_are_answered_and_no_other_again(place, monkeypatc
     assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
 
 
+@pytest.mark.parametrize("batch", ["8", "32"])
+def test_a_stop_after_files_came_answers_none_of_the_old_ones_again(place, monkeypatch, batch):
+    """The last call before was no full one, and a state knows of it."""
+    given = (*arguments(place, "a.csv"), "--batch", batch, "--save-every", "1000")
+    serve(monkeypatch, *given)
+    before = (place / "a.csv").read_text()
+    for number in range(20):
+        Image.new("RGB", (40, 40), (number, 0, 0)).save(place / "photos" / f"z{number:02}.png")
+    (place / "photos" / "y.jpg").write_bytes(b"no image")
+    asked, real = [], opentta.Adapter.__call__
+
+    def counted(adapter, images):
+        asked.append(len(images))
+        return real(adapter, images)
+
+    def stopped(adapter, path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(opentta, "save", stopped)
+        serve(monkeypatch, *given)
+    assert len(rows_of(place / "a.csv")) == 92
+    monkeypatch.setattr(opentta.Adapter, "__call__", counted)
+    serve(monkeypatch, *given)
+    assert sum(asked) == 20
+    assert (place / "a.csv").read_text().startswith(before)
+    assert [file.name for file in place.glob("a.csv.*")] == ["a.csv.92.state"]
+
+
+def test_a_stop_between_two_state_files_goes_on_from_the_newer(place, monkeypatch):
+    serve(monkeypatch, *arguments(place, "whole.csv"))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        removing = iter([None, KeyboardInterrupt])  # the second time
+        real = Path.unlink
+
+        def unlink(path, missing_ok=False):
+            if path.suffix == ".state" and next(removing) is not None:
+                raise KeyboardInterrupt
+            real(path, missing_ok)
+
+        patched.setattr(Path, "unlink", unlink)
+        serve(monkeypatch, *arguments(place, "cut.csv"))
+    states = sorted(file.name for file in place.glob("cut.csv.*"))
+    assert states == ["cut.csv.32.state", "cut.csv.48.state"]
+    serve(monkeypatch, *arguments(place, "cut.csv"))
+    assert (place / "cut.csv").read_text() == (place / "whole.csv").read_text()
+
+
+@pytest.mark.parametrize("rows", ["", "name,label,p_value,rejected\n000.png,ten,,0\n"])
+def test_a_csv_that_lost_its_rows_is_told(place, monkeypatch, rows):
+    serve(monkeypatch, *arguments(place, "a.csv"))
+    (place / "a.csv").write_text(rows)
+    with pytest.raises(SystemExit, match=r"a\.csv has fewer rows than the 71 of its state"):
+        serve(monkeypatch, *arguments(place, "a.csv"))
+    (place / "a.csv").unlink()
+    with pytest.raises(SystemExit, match=r"a\.csv is gone, but its state is there"):
+        serve(monkeypatch, *arguments(place, "a.csv"))
+
+
+def test_a_name_in_another_encoding_goes_through_the_csv(place, monkeypatch):
+    name = b"caf\xe9.png"
+    (place / "photos" / "000.png").rename(place / "photos" / os.fsdecode(name))
+    for _ in range(2):
+        serve(monkeypatch, *arguments(place, "a.csv"))
+        assert name in (place / "a.csv").read_bytes()
+
+
+def test_no_program_is_started_for_a_file(place, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\nshowpage\n"
+    for name in ("a.eps", "b.png"):
+        (place / "photos" / name).write_bytes(eps)
+    serve(monkeypatch, *arguments(place, "a.csv"))
+    rows = {row["name"]: row["label"] for row in rows_of(place / "a.csv")}
+    assert (rows["a.eps"], rows["b.png"]) == ("unreadable", "unreadable")
+
+
 @pytest.mark.slow
 def test_a_kill_loses_nothing(place, monkeypatch):
     known = ("--known", str(place / "known"))

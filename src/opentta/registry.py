@@ -91,7 +91,18 @@ def _refuse_options(cls: type[Any]) -> None:
 
 
 def unregister(name: str) -> None:
-    """Forget a method registered by hand (for notebooks and tests)."""
+    """Forget a method registered by hand (for notebooks and tests).
+
+    Example:
+        >>> import opentta
+        >>> @opentta.register("passing")
+        ... class Passing(opentta.Adapter):
+        ...     def step(self, images):
+        ...         return self.answer(images)
+        >>> opentta.unregister("passing")
+        >>> "passing" in opentta.methods()
+        False
+    """
     if name in BUILT_IN or name not in _registered:
         raise unknown("registered method", name, [n for n in _registered if n not in BUILT_IN])
     del _registered[name]
@@ -101,6 +112,10 @@ def methods() -> tuple[str, ...]:
     """Names of all methods: built-in, then those of installed packages, then registered ones.
 
     Imports nothing, so a name of another package may stand for a method that does not load.
+
+    Example:
+        >>> "steady" in methods() and "tent" in methods()
+        True
     """
     plugged = [entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)]
     return tuple(dict.fromkeys([*BUILT_IN, *plugged, *_registered]))

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step of a stream. Only ``images`` is ever shown to an adaptation method."""
+    """One step of a stream. Only ``images`` is ever shown to an adaptation method.
+
+    Example:
+        >>> import torch
+        >>> batch = Batch(torch.rand(2, 3, 32, 32), torch.tensor([4, UNKNOWN]), torch.arange(2))
+        >>> batch.labels
+        tensor([ 4, -1])
+    """
 
     images: Tensor  # (B, 3, H, W) float in [0, 1]; normalisation lives in the model
     labels: Tensor  # (B,) int64, UNKNOWN for out-of-distribution samples, or UNLABELLED
@@ -34,7 +41,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method says about a batch."""
+    """What a method says about a batch of B images.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([[0.1, 2.0, 0.3], [1.0, 0.9, 0.8]])
+        >>> out = Prediction(logits, torch.zeros(2), class_names=["cat", "dog", "cow"])
+        >>> out.labels, out.names
+        (tensor([1, 0]), ['dog', 'cat'])
+    """
 
     logits: Tensor  # (B, C) over the known classes
     ood_score: Tensor  # (B,) higher = more out-of-distribution

@@ -138,6 +138,57 @@ def test_a_damaged_state_changes_nothing(spoil, message, model, images):
     assert same(weights(other), before)
 
 
+def below_zero(place):
+    def spoil(entry):
+        entry = entry.clone()
+        entry[place] = -5
+        return entry
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "entry, spoil, message",
+    [
+        ("buffer.0", lambda t: t[:, :2], "buffer.0 is no images: expected 3 channels"),
+        ("buffer.0", lambda t: torch.zeros(2, 3, 48, 48), "takes 32x32 images, got 48x48"),
+        ("buffer.0", lambda t: t.repeat(6, 1, 1, 1), "fewer than 8 images"),
+        ("buffer.1", lambda t: None, "does not fit"),
+        ("state.memory.labels", lambda t: t[:-1], "memory does not fit"),
+        ("serving.calibration.images", lambda t: torch.zeros(60, 3, 48, 48), "got 48x48"),
+        ("serving.calibration.images", lambda t: t[0], r"expected images \(B, 3, H, W\)"),
+        ("serving.calibration.scores", lambda t: t[:1], r"expected shape \(60,\), got \(1,\)"),
+        ("serving.calibration.source_scores", lambda t: t[:1], r"expected shape \(60,\)"),
+        ("serving.calibration.moves", below_zero(3), "calibration does not fit.*below 0"),
+        ("serving.calibration.spent", below_zero(0), "calibration does not fit.*below 0"),
+        ("serving.numbers", below_zero(-1), "counts do not fit.*below 0"),
+        ("serving.numbers", below_zero(0), "counts do not fit.*below 0"),
+        ("serving.rejected", below_zero(()), "counts do not fit.*below 0"),
+        ("serving.spending.numbers", below_zero(1), "spending does not fit.*below 0"),
+        ("generator", torch.ones_like, "generator is none"),
+    ],
+)
+def test_a_part_that_does_not_fit_changes_nothing(entry, spoil, message):
+    def made(stream):
+        adapter = opentta.adapt(tiny_vit(), "sotta", threshold=0.1, group=8)
+        adapter.calibrate(torch.cat(batches(10, seed=1)), rate=0.1)
+        run(adapter, stream)  # leaves images in the buffer, in two pieces
+        return adapter
+
+    state = made([x[:5] for x in batches(6)]).state_dict()
+    assert {"buffer.0", "buffer.1"} <= state.keys() and len(state["state.memory.labels"])
+    changed = spoil(state[entry])
+    if changed is None:
+        state["buffer.2"] = state.pop(entry)
+    else:
+        state[entry] = changed
+    other = made(batches(3, seed=2))
+    kept, before = other.serving, other.state_dict()
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(state)
+    assert same(before, other.state_dict()) and other.serving is kept
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize(
     "method, entry",

@@ -1,12 +1,15 @@
 """Decisions: p-values of set-aside images under the current weights, or a cut of the stream."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
 import torch
+from models_under_test import has_kernels
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opentta
+from opentta.adapter import place
 from opentta.adapter.calibration import (
     ENOUGH,
     Calibration,
@@ -14,7 +17,13 @@ from opentta.adapter.calibration import (
     allowed,
     two_group_cut,
 )
-from opentta.errors import CalibrationError, DecisionError, ShapeError, SourceDataError
+from opentta.errors import (
+    CalibrationError,
+    DecisionError,
+    DtypeError,
+    ShapeError,
+    SourceDataError,
+)
 from opentta.testing import batches, run, same, tiny_vit, weights
 
 KNOWN = torch.cat(batches(10, seed=1))  # 60 images
@@ -88,6 +97,9 @@ def test_too_few_images(rate, least):
         (KNOWN, 0, CalibrationError, "between 0 and 1"),
         (KNOWN, 1.0, CalibrationError, "between 0 and 1"),
         (KNOWN, True, CalibrationError, "between 0 and 1"),
+        (None, 7, CalibrationError, "between 0 and 1.*got 7"),
+        (None, "x", CalibrationError, "between 0 and 1.*got 'x'"),
+        (5, 0.05, DtypeError, "calibrate expected a loader of batches .*got int; give a DataLoad"),
         ([], 0.05, SourceDataError, "calibrate got a loader without a single batch"),
         (torch.rand(30, 3, 48, 48), 0.05, ShapeError, "takes 32x32 images, got 48x48"),
         (KNOWN * 255, 0.05, ValueError, "divide by 255"),
@@ -102,6 +114,25 @@ def test_what_is_refused_leaves_the_adapter_as_it_was(known, rate, error, messag
         adapter.calibrate(known, rate)
     assert same(before, adapter.state_dict())
     assert torch.equal(adapter.predict(x).p_value, decided)
+
+
+@pytest.mark.parametrize("known", [KNOWN, None])
+def test_a_switch_is_on_or_off(known):
+    with pytest.raises(CalibrationError, match="expected follow as True or False, got 'no'"):
+        adapter_of().calibrate(known, follow="no")
+
+
+@pytest.mark.parametrize("call", ["adapt", "predict"])
+def test_a_stream_of_another_size_is_told_once(call):
+    adapter = opentta.adapt(tiny_vit(dynamic_img_size=True), "tent")
+    adapter.calibrate(KNOWN)
+    ask, x = adapter if call == "adapt" else adapter.predict, torch.rand(2, 3, 64, 48)
+    ask(KNOWN[:2])
+    told = "set-aside images are 32x32, these are 64x48.*Calibrate with images of the stream"
+    with pytest.warns(UserWarning, match=told) as caught:
+        ask(x)
+    assert caught[0].filename == __file__
+    ask(x)  # warnings are errors here
 
 
 def test_images_of_several_sizes():
@@ -154,6 +185,35 @@ def test_scoring_again_costs_a_tenth_of_a_forward_and_comes_more_often_at_the_st
     assert sum(forwards[:tenth]) > 3 * sum(forwards[-tenth:])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_resets_and_loads_buy_no_more_scoring(late, tmp_path):
+    adapter, forwards = adapter_of(), 0
+    if late:
+        run(adapter, batches(3))
+    adapter.calibrate(KNOWN, rate=0.1)
+
+    def counted(images):
+        nonlocal forwards
+        forwards += len(images)
+        return type(adapter)._score(adapter, images)
+
+    seen = 0
+    for _ in range(6):
+        adapter._score = counted
+        for images in batches(5):
+            adapter(images)
+            seen += len(images)
+            assert forwards <= allowed(seen)
+        adapter.reset()
+        source = opentta.adapt(tiny_vit(), "tent").predict(KNOWN).ood_score
+        assert torch.allclose(adapter.serving.calibration.scores.float(), source, atol=1e-6)
+        assert adapter.health().score_age == 0
+        del adapter._score
+        opentta.save(adapter, tmp_path / "state")
+        adapter = opentta.load(tmp_path / "state", tiny_vit())
+    assert forwards > allowed(seen) - 2 * 8  # and what is paid for is used
+
+
 def test_what_is_allowed():
     assert allowed(0) == 0
     assert 0.09 < allowed(20_000) / 20_000 <= 0.1
@@ -183,6 +243,50 @@ def test_images_that_are_no_bytes_are_kept_as_they_are():
 def test_a_method_without_its_source_data_says_so():
     with pytest.raises(SourceDataError, match="fit_source"):
         adapter_of("owttt").calibrate(KNOWN)
+
+
+def scores_are_of_now(adapter):
+    adapter_of_the_start = copy.deepcopy(adapter)
+    adapter_of_the_start.reset()
+    calibration = adapter.serving.calibration
+    for scores, by in (
+        (calibration.scores, adapter),
+        (calibration.source_scores, adapter_of_the_start),
+    ):
+        torch.testing.assert_close(scores.float(), by.predict(KNOWN).ood_score.float())
+
+
+def test_other_source_data_are_other_scores():
+    adapter = adapter_of("owttt")
+    adapter.fit_source(batches(4))
+    adapter.calibrate(KNOWN, rate=0.1)
+    run(adapter, batches(3))
+    before = adapter.serving.calibration.scores.clone()
+    adapter.fit_source([x * 0.3 for x in batches(4, seed=9)])
+    assert not torch.allclose(adapter.serving.calibration.scores, before)
+    assert adapter.health().score_age == 0
+    scores_are_of_now(adapter)
+
+
+@pytest.mark.skipif(not has_kernels(), reason="torch's 16-bit kernels do not run on this CPU")
+@pytest.mark.parametrize("by_file", [True, False])
+def test_another_precision_is_other_scores(by_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(place, "multiplies_bfloat16", lambda: True)
+    adapter = adapter_of()
+    adapter.calibrate(KNOWN, rate=0.1)
+    run(adapter, batches(12))
+    before = adapter.serving.calibration.scores.clone()
+    opentta.save(adapter, tmp_path / "state")
+    if by_file:
+        low = opentta.load(tmp_path / "state", tiny_vit(), precision="bfloat16")
+    else:
+        low = adapter_of(precision="bfloat16")
+        low.load_state_dict(adapter.state_dict())
+    assert not torch.equal(low.serving.calibration.scores, before)
+    assert low.health().score_age == 0
+    scores_are_of_now(low)
+    same_again = opentta.load(tmp_path / "state", tiny_vit())
+    assert torch.equal(same_again.serving.calibration.scores, before)
 
 
 def followed(scores, known):

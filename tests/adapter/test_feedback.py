@@ -99,6 +99,26 @@ def test_answers_of_the_model_before_resume_are_counted_and_not_bet_on():
     assert (told.counted, told.bets, told.evidence, told.is_alarm) == (32, 0, 1, False)
 
 
+def test_resume_without_an_alarm_changes_nothing():
+    adapter = opentta.adapt(tiny_vit(), "tent", **RUINOUS)
+    outs, source = run(adapter, batches(20))[-12:], by_source(torch.cat(batches(20)[-12:]))
+    ticket = torch.cat([out.ticket for out in outs])
+    told = adapter.feedback(ticket[:40], source[:40], alpha=1e-9)
+    assert told.bets > 0
+    before = adapter.state_dict()
+    adapter.resume()
+    assert same(before, adapter.state_dict()) and adapter.health().evidence == told.evidence
+    assert adapter.feedback(ticket[40:], source[40:], alpha=1e-9).bets > 0
+
+
+def test_after_a_reset_labels_of_older_answers_are_counted_and_not_bet_on():
+    adapter, outs = ruined()
+    ticket, source = torch.cat([o.ticket for o in outs]), by_source(torch.cat(batches(20)[-12:]))
+    adapter.reset()
+    told = adapter.feedback(ticket, source)
+    assert (told.counted, told.bets, told.evidence, told.is_alarm) == (72, 0, 1, False)
+
+
 def test_frozen_and_paused_are_two_flags_and_travel_with_the_state():
     adapter, outs = ruined()
     adapter.freeze()
@@ -107,6 +127,8 @@ def test_frozen_and_paused_are_two_flags_and_travel_with_the_state():
     other.load_state_dict(adapter.state_dict())
     for each in (adapter, other):
         assert (each.is_frozen, each.is_paused) == (True, True)
+        with pytest.raises(DecisionError, match=r"frozen and paused.*unfreeze\(\) and.*resume\(\)"):
+            each.flush()
         each.resume()
         assert (each.is_frozen, each.is_paused) == (True, False)
         before = weights(each)
@@ -172,6 +194,14 @@ def test_what_is_refused_counts_nothing(ticket, labels, message):
     assert adapter.feedback(torch.tensor([47]), torch.tensor([1])).counted == 1  # still open
 
 
+def test_a_prediction_in_place_of_its_ticket_is_told_in_one_line():
+    adapter = opentta.adapt(tiny_vit(), "tent")
+    out = adapter(batches(1)[0])
+    with pytest.raises(TicketError, match=r"got Predict.*; give prediction\.ticket") as error:
+        adapter.feedback(out, out.labels)
+    assert len(str(error.value)) < 120
+
+
 @pytest.mark.parametrize("alpha", [0, 1, 2.0, "0.1", True])
 def test_a_rate_of_false_alarms_is_a_probability(alpha):
     adapter = opentta.adapt(tiny_vit(), "tent")
@@ -191,6 +221,18 @@ def test_images_are_kept_as_bytes_and_no_more_of_them_than_asked_for():
     assert not none.serving.kept._answered
     with pytest.raises(TicketError, match="gone"):
         none.feedback(out.ticket[:1], torch.tensor([1]))
+
+
+def test_of_a_call_of_more_images_the_last_are_kept():
+    adapter, x = opentta.adapt(tiny_vit(), "source", keep=4), torch.cat(batches(5))
+    adapter.calibrate(x, rate=0.5)
+    out = adapter(x)
+    (piece,) = adapter.serving.kept._answered
+    assert len(piece.images) == len(piece.rejected) == 4 and piece.first == 26
+    with pytest.raises(TicketError, match="ticket 25 is gone: the last 4 images are kept"):
+        adapter.feedback(out.ticket[25:], out.labels[25:])
+    assert adapter.feedback(out.ticket[26:], out.labels[26:]).counted == 4
+    assert adapter(x[:1]).ticket.tolist() == [30]
 
 
 # What must not be bet on -------------------------------------------------------------------
@@ -253,10 +295,13 @@ def test_a_caller_who_changes_a_prediction_changes_no_answer():
     assert adapter.feedback(out.ticket, torch.full((6,), UNKNOWN)).bets == 0
 
 
-def test_no_ticket_is_given_twice_in_one_process():
+@pytest.mark.parametrize("of_before_tickets", [False, True])
+def test_no_ticket_is_given_twice_in_one_process(of_before_tickets):
     adapter = opentta.adapt(tiny_vit(), "tent")
     state = adapter.state_dict()
     old = adapter(batches(1)[0]).ticket
+    if of_before_tickets:
+        state = {name: t for name, t in state.items() if not name.startswith("serving.")}
     adapter.load_state_dict(state)
     assert adapter(batches(1)[0]).ticket[0] == 6
     with pytest.raises(TicketError, match="gone"):

@@ -29,7 +29,6 @@ from opentta.errors import (
     StateError,
     StateFileError,
     TicketError,
-    UnknownNameError,
 )
 from opentta.testing import batches, equal_runs, run, same, tiny_vit
 
@@ -315,7 +314,7 @@ def test_an_unknown_method(path, model):
         opentta.load(path, model)
     finally:
         opentta.unregister("mine")
-    with pytest.raises(UnknownNameError, match="unknown method 'mine'"):
+    with pytest.raises(StateError, match=r"method that is not here: unknown method 'mine'.*Import"):
         opentta.load(path, model)
 
 
@@ -334,6 +333,7 @@ def other_weights():
         (lambda: tiny_vit(num_classes=5), {"classes": [8, 9]}, r"indices between 0 and 4"),
         (lambda: tiny_vit(num_classes=5), {"names": NAMES}, r"expected 5 names"),
         (lambda: tiny_vit(depth=2), {"method": "sar"}, r"skip_top=3 leaves no block"),
+        (lambda: torch.nn.Linear(2, 2), {}, r"Linear"),
     ],
 )
 def test_another_backbone(build, fields, said, path):
@@ -356,6 +356,36 @@ def test_paths_that_are_no_files(path, tmp_path, model):
     with pytest.raises(ConfigError, match="expected an adapter to save, got VisionTransformer"):
         opentta.save(model, path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"adapter", tiny_vit()], ids=lambda w: type(w).__name__)
+def test_what_is_no_path(wrong, path, model):
+    said = f"expected the path of a state file, got {type(wrong).__name__}"
+    with pytest.raises(ConfigError, match=said):
+        opentta.save(adapted(), wrong)
+    with pytest.raises(ConfigError, match=said):
+        opentta.load(wrong, path)
+
+
+@pytest.mark.parametrize("wrong", ["a\0b", "\ud800"])
+def test_what_is_no_name(wrong, tmp_path, model):
+    for call in (
+        lambda: opentta.save(adapted(), tmp_path / wrong),
+        lambda: opentta.load(wrong, model),
+    ):
+        with pytest.raises(StateFileError, match="can be no file's name"):
+            call()
+
+
+def test_links_in_a_circle(path, tmp_path, model):
+    other = tmp_path / "other"
+    path.symlink_to(other)
+    other.symlink_to(path)
+    with pytest.raises(StateFileError, match=r"is not written.*its links lead in a circle"):
+        opentta.save(adapted(), path)
+    with pytest.raises(StateFileError, match="cannot read"):
+        opentta.load(path, model)
+    assert path.is_symlink() and beside(path) == ["other"]
 
 
 def test_a_link_stays_a_link(path, tmp_path, model):

@@ -152,7 +152,7 @@ def test_a_state_of_another_policy_is_refused():
     with pytest.raises(StateError, match="policy: group is 6 there and 0 here"):
         make().load_state_dict(grouped.state_dict())
     state = grouped.state_dict()
-    state["buffer.0"] = torch.zeros(9, 3, 16, 16)
+    state["buffer.0"] = torch.zeros(9, 3, 32, 32)
     with pytest.raises(StateError, match="fewer than 6 images"):
         make(group=GROUP).load_state_dict(state)
 

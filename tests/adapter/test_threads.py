@@ -100,6 +100,24 @@ def test_a_state_saved_beside_a_step_is_of_one_whole_version():
     assert saved and all(any(same(s, v) for v in versions) for s in [*saved, *twins])
 
 
+def test_others_are_answered_while_known_images_are_read(images):
+    adapter, reading, answered = Maker("tent")(), threading.Event(), threading.Event()
+
+    def loader():
+        reading.set()
+        yield images
+        assert answered.wait(timeout=30)
+        yield images
+
+    def ask():
+        reading.wait()
+        adapter.predict(images)
+        answered.set()
+
+    together(lambda: adapter.calibrate(loader(), rate=0.2), ask)
+    assert adapter.predict(images).p_value.shape == (6,)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])
 def test_a_copy_goes_on_by_itself(copied, images):
     adapter = Maker("rotta")()

@@ -321,6 +321,43 @@ def test_an_image_without_a_picture_is_refused(size):
         preprocess_of(timm_vit(), (224, 224))(Image.new("RGB", size))
 
 
+@pytest.mark.parametrize("size", [(12_000, 2), (2, 101)])
+def test_a_strip_is_refused_before_it_is_scaled_to_gigabytes(size):
+    refused = rf"at most 50 times as long as wide, got {size[0]}x{size[1]}; crop it"
+    with pytest.raises(UnreadableImageError, match=refused):
+        preprocess_of(timm_vit(), (224, 224))(Image.new("RGB", size))
+    longest = Image.new("RGB", (min(size[0], 100), min(size[1], 100)))
+    assert preprocess_of(timm_vit(), (224, 224))(longest).shape == (3, 224, 224)
+
+
+TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 6: "ROTATE_270", 8: "ROTATE_90"}
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", [1, *TURNS])
+def test_a_photograph_comes_upright(kind, orientation):
+    tag, file = Image.Exif(), io.BytesIO()
+    tag[0x0112] = orientation
+    picture().save(file, kind, exif=tag, lossless=True)
+    with Image.open(file) as image:
+        plain = image.convert("RGB")
+        plain.info.clear()  # the pixels as they lie in the file
+    if orientation != 1 and kind != "TIFF":  # Pillow turns a TIFF by itself
+        plain = plain.transpose(Image.Transpose[TURNS[orientation]])
+    preprocess = preprocess_of(timm_vit(), (224, 224))
+    with Image.open(file) as image:
+        assert torch.equal(preprocess(image), preprocess(plain))
+        if kind != "TIFF":
+            assert image.size == (120, 90)  # the user's image stays as it is
+
+
+def test_a_damaged_orientation_is_none():
+    image = picture()
+    image.info["exif"] = b"Exif\0\0no tags at all"
+    preprocess = preprocess_of(timm_vit(), (224, 224))
+    assert torch.equal(preprocess(image), preprocess(picture()))
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif"])
 def test_a_truncated_file_is_named(tmp_path, suffix):
     whole = io.BytesIO()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from opentta.adapter.cadence import gathered
-from opentta.adapter.calibration import Calibration, StreamThreshold
+from opentta.adapter.calibration import Calibration, StreamThreshold, known_images
 from opentta.adapter.health import Health
 from opentta.adapter.images import (
     check_form,
@@ -32,13 +32,11 @@ from opentta.adapter.serving import Feedback
 from opentta.adapter.snapshot import flatten, restore
 from opentta.adapter.words import describe
 from opentta.errors import (
-    CalibrationError,
     ConfigError,
     DecisionError,
     ImageValueError,
     SourceDataError,
 )
-from opentta.parts.pixels import packed
 from opentta.types import UNKNOWN, Prediction
 
 Given = ParamSpec("Given")
@@ -91,12 +89,20 @@ class Adapter(Method):
         ``reset`` and ``guard`` (whether the model was taken back), and the method's sweep of
         scores where it has one. Frozen or paused, the call answers and learns nothing.
         ``ticket`` is for ``feedback``, ``rejected`` and ``p_value`` need ``calibrate``.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> prediction = opentta.adapt(vit, "tent")(torch.rand(4, 3, 224, 224))
+            >>> prediction.logits.shape, prediction.labels.shape, prediction.ticket
+            (torch.Size([4, 5]), torch.Size([4]), tensor([0, 1, 2, 3]))
         """
         check_form(images, self.backbone)
         self._refuse_without_source()
         if not self._screens:
             self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
+        self._told.sizes(self.serving.known_size, images.shape[2:])
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             with self.serving.whole(self.buffer):
                 if self.buffer is not None:
@@ -112,11 +118,23 @@ class Adapter(Method):
     @final
     @in_turn
     def predict(self, images: Tensor) -> Prediction:
-        """Predict only: nothing changes, generators included. Images as in a call."""
+        """Predict only: nothing changes, generators included. Images as in a call.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter, images = opentta.adapt(vit, "tent"), torch.rand(4, 3, 224, 224)
+            >>> prediction = adapter.predict(images)
+            >>> prediction.logits.shape, prediction.ood_score.shape, prediction.ticket
+            (torch.Size([4, 5]), torch.Size([4]), None)
+            >>> adapter.predict(images).logits.equal(prediction.logits)
+            True
+        """
         self.check()
         check_form(images, self.backbone)
         self._told.dim(check_values(images))
         self._told.autocast(self.backbone.device, own=self._autocasts)
+        self._told.sizes(self.serving.known_size, images.shape[2:])
         with torch.inference_mode(False), torch.no_grad(), self._precision():
             out = finished(self._answered(images), None)
             if self.serving.calibration is not None:
@@ -130,12 +148,24 @@ class Adapter(Method):
         """Step on the samples that wait for their group to be whole; none wait after it.
 
         Under ``every`` or ``budget`` they count as a group, which may not be learned from.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent", group=8)
+            >>> _ = adapter(torch.rand(4, 3, 224, 224))
+            >>> adapter.health().steps
+            0
+            >>> adapter.flush()
+            >>> adapter.health().steps
+            1
         """
         if not self.serving.learns:
-            remedy = "resume" if self.is_paused else "unfreeze"
+            remedies = {"frozen": "adapter.unfreeze()", "paused": "adapter.resume()"}
+            flags = [name for name in remedies if getattr(self, f"is_{name}")]
             raise DecisionError(
-                f"this adapter does not learn now ({'paused' if self.is_paused else 'frozen'}), so "
-                f"it cannot step on the samples that wait: call adapter.{remedy}() first"
+                f"this adapter does not learn now ({' and '.join(flags)}), so it cannot step on "
+                f"the samples that wait: call {' and '.join(remedies[f] for f in flags)} first"
             )
         if self.buffer is not None and len(self.buffer):
             with (
@@ -151,13 +181,32 @@ class Adapter(Method):
     @final
     @in_turn
     def freeze(self) -> None:
-        """Stop learning: calls answer as ``predict`` does. What was learned and gathered stays."""
+        """Stop learning: calls answer as ``predict`` does. What was learned and gathered stays.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.freeze()
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.shape, adapter.health().steps
+            (torch.Size([4, 5]), 0)
+        """
         self.serving.is_frozen = True
 
     @final
     @in_turn
     def unfreeze(self) -> None:
-        """Learn again from the next call on, unless an alarm has paused the adapter."""
+        """Learn again from the next call on, unless an alarm has paused the adapter.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.freeze()
+            >>> adapter.unfreeze()
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.shape, adapter.health().steps
+            (torch.Size([4, 5]), 1)
+        """
         self.serving.is_frozen = False
 
     @final
@@ -166,7 +215,17 @@ class Adapter(Method):
         """Back to the source model, bit for bit; counts and evidence start again.
 
         What ``fit_source`` and ``calibrate`` were given stays, so do tickets, and whether the
-        adapter is frozen or paused.
+        adapter is frozen or paused. Labels for older tickets are counted and not bet on.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter, images = opentta.adapt(vit, "tent"), torch.rand(4, 3, 224, 224)
+            >>> before = adapter.predict(images).logits
+            >>> _ = adapter(images)
+            >>> adapter.reset()
+            >>> adapter.predict(images).logits.equal(before)
+            True
         """
         self.check()
         with torch.inference_mode(False):
@@ -178,7 +237,15 @@ class Adapter(Method):
     @final
     @in_turn
     def state_dict(self) -> dict[str, Tensor]:
-        """All that has changed since the start, as a flat dict: copies, storable without pickle."""
+        """All that has changed since the start, as a flat dict: copies, storable without pickle.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> state = opentta.adapt(vit, "tent").state_dict()
+            >>> state["model.norm.weight"].shape, state["generator"].dtype
+            (torch.Size([192]), torch.uint8)
+        """
         self.check()
         return self._snapshot.export(self)
 
@@ -189,29 +256,49 @@ class Adapter(Method):
 
         A state of another kind of device is refused, as random numbers are other ones there. With
         ``reseed`` it is taken, and random numbers start from the seed.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> one, other = opentta.adapt(vit, "tent"), opentta.adapt(vit, "tent")
+            >>> images = torch.rand(4, 3, 224, 224)
+            >>> _ = one(images)
+            >>> other.load_state_dict(one.state_dict())
+            >>> other.predict(images).logits.equal(one.predict(images).logits)
+            True
         """
         with torch.inference_mode(False):
-            self._snapshot.load(self, state, reseed=reseed)
+            precision = self._snapshot.load(self, state, reseed=reseed)
             self.serving.to(self.backbone.device)
             self._replay.forget()  # what was learned from source data is another tensor now
+            if precision != self.execution.precision:
+                self._score_set_aside(self.serving.calibration)
 
     @final
     @in_turn
     def fit_source(self, loader: Iterable[Any]) -> None:
-        """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...)."""
+        """Learn from source data what the method needs: batches (B, 3, H, W), or (images, ...).
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "owttt")
+            >>> adapter.fit_source(torch.rand(8, 3, 224, 224).split(4))
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.shape
+            torch.Size([4, 5])
+        """
         self._told.autocast(self.backbone.device, own=self._autocasts)
         with torch.inference_mode(False), torch.enable_grad(), self._precision():
             with self._as_started():  # source data is for the source model
                 learned = self.fit(source_images(loader, self.backbone))
             self.source = {name: t.detach().clone().contiguous() for name, t in learned.items()}
-            if isinstance(self.serving.calibration, Calibration):
-                self.serving.calibration.source_scores = None  # of what was learned before
             self._replay.forget()
+        with torch.inference_mode(False):
+            self._score_set_aside(self.serving.calibration)  # scores were of other source data
 
     # Decisions, labels, health -------------------------------------------------------------
 
     @final
-    @in_turn
     def calibrate(
         self, known: Iterable[Any] | Tensor | None, rate: float = 0.05, *, follow: bool = False
     ) -> None:
@@ -229,7 +316,10 @@ class Adapter(Method):
 
         None: no known images. ``rejected`` then comes from the stream's own scores, cut into two
         groups, at most half of them above the cut. No rate is promised: a cut may be found also
-        where nothing is unknown, or none where much is, and there is no ``p_value``.
+        where nothing is unknown, or none where much is, and there is no ``p_value``; ``rate`` and
+        ``follow`` have no part in it.
+
+        While the loader is read, other threads may call the adapter.
 
         Example:
             >>> import timm, torch, opentta
@@ -240,21 +330,15 @@ class Adapter(Method):
             torch.Size([2])
         """
         self._refuse_without_source()
-        if known is None:
-            with torch.inference_mode(False):
-                self.serving.calibrated(StreamThreshold(self.backbone.device))
-            return
-        Calibration.check(rate)
-        batches = [known] if isinstance(known, Tensor) else known
-        images = list(source_images(batches, self.backbone, what="calibrate"))
-        sizes = {tuple(batch.shape[2:]) for batch in images}
-        if len(sizes) > 1:
-            raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
-        Calibration.check(rate, sum(map(len, images)))
-        with torch.inference_mode(False), torch.no_grad(), self._precision():
-            calibration = Calibration(packed(torch.cat(images)), float(rate), follow=follow)
-            calibration.score_all(self._score, moves=self.serving.moves)
-        self.serving.calibrated(calibration)
+        Calibration.check(rate, follow=follow)
+        images = None if known is None else known_images(known, rate, self.backbone)
+        with self._lock, torch.inference_mode(False):
+            device = self.backbone.device
+            made: Calibration | StreamThreshold = StreamThreshold(device)
+            if images is not None:
+                made = Calibration(images.to(device), float(rate), follow=follow)
+            self._score_set_aside(made)
+            self.serving.calibrated(made)
 
     @final
     @in_turn
@@ -309,9 +393,21 @@ class Adapter(Method):
     @final
     @in_turn
     def resume(self) -> None:
-        """Learn again after an alarm; the evidence from labels starts again at 1."""
-        self.serving.is_paused = False
-        self.serving.new_evidence()
+        """Learn again after an alarm; the evidence from labels starts again at 1.
+
+        Nothing happens where there was no alarm.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> adapter.resume()
+            >>> adapter.is_paused
+            False
+        """
+        if self.serving.is_paused:
+            self.serving.is_paused = False
+            self.serving.new_evidence()
 
     @final
     @in_turn
@@ -372,6 +468,13 @@ class Adapter(Method):
         """Move all of it to ``device`` and go on there; the adapter itself comes back.
 
         Random numbers are other ones on another kind of device: they then start from the seed.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent").to("cpu")
+            >>> adapter(torch.rand(4, 3, 224, 224)).logits.device
+            device(type='cpu')
         """
         target = device_of(device, dtype)
         refuse_options(self.execution, target)
@@ -394,7 +497,15 @@ class Adapter(Method):
     @final
     @in_turn
     def check(self) -> None:
-        """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch."""
+        """Raise what a step on a GPU could not raise at once: bad pixels in an earlier batch.
+
+        Example:
+            >>> import timm, torch, opentta
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> adapter = opentta.adapt(vit, "tent")
+            >>> _ = adapter(torch.rand(4, 3, 224, 224))
+            >>> adapter.check()
+        """
         if self.backbone.device.type == "cpu":
             return
         count = int(self._faults)
@@ -440,6 +551,17 @@ class Adapter(Method):
         with torch.no_grad():
             return self._answered(images.to(self.backbone.dtype)).ood_score
 
+    def _score_set_aside(self, calibration: Calibration | StreamThreshold | None) -> None:
+        """All set-aside images, if there are any: by the weights of now and of the start."""
+        if not isinstance(calibration, Calibration):
+            return
+        with torch.no_grad(), self._precision():
+            calibration.score_all(self._score, moves=self.serving.moves)
+            calibration.source_scores = calibration.scores.clone()
+            if self.serving.moves:
+                with self._as_started():
+                    calibration.source_scores = calibration.scores_of(self._score)
+
     def _moved(self) -> None:
         """The weights jumped back to the source."""
         with torch.no_grad(), self._precision():
@@ -466,8 +588,7 @@ class Adapter(Method):
         labels: list[int] = [0] * len(answered)
         rejects: list[bool | None] = [None] * len(answered)
         with torch.inference_mode(False), torch.no_grad(), self._precision(), self._as_started():
-            if scored and scored.source_scores is None:
-                scored.source_scores = scored.scores_of(self._score)
+            by = scored.of_source(self._score) if scored else None
             for images, places in stacked(answered):
                 outs = [
                     self._answered(part.to(self.backbone.dtype)) for part in torch.split(images, 32)
@@ -477,7 +598,7 @@ class Adapter(Method):
                 for number, place in enumerate(places):
                     labels[place] = found[number]
                 if scored:
-                    rejected = scored.decide(scores, by=scored.source_scores).rejected.tolist()
+                    rejected = scored.decide(scores, by=by).rejected.tolist()
                     for number, place in enumerate(places):
                         rejects[place] = rejected[number]
         return labels, rejects

@@ -6,14 +6,17 @@ scores of the set-aside images are those of the current weights, as far as ``ALL
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from opentta.adapter.images import source_images
 from opentta.errors import CalibrationError, StateError
-from opentta.parts.pixels import unpacked
+from opentta.models.backbone import Backbone
+from opentta.parts.pixels import packed, unpacked
 from opentta.parts.recent import Recent
 from opentta.types import Decision
 
@@ -61,13 +64,15 @@ class Calibration:
         self.spent = 0  # forwards since
 
     @staticmethod
-    def check(rate: float, count: int | None = None) -> None:
-        """Refuse a rate that is none, and too few images for it."""
+    def check(rate: float, count: int | None = None, *, follow: bool = False) -> None:
+        """Refuse a rate or a switch that is none, and too few images for the rate."""
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 < rate < 1:
             raise CalibrationError(
                 f"expected rate between 0 and 1, the share of known images that may be rejected, "
                 f"got {rate!r}"
             )
+        if not isinstance(follow, bool):
+            raise CalibrationError(f"expected follow as True or False, got {follow!r}")
         least = math.ceil(1 / rate - 1 - 1e-9)
         if count is not None and count < least:
             raise CalibrationError(
@@ -108,10 +113,15 @@ class Calibration:
 
     def score_source(self, score: Score, *, moves: int) -> None:
         """The same of the adapter as it started; what is known of it is not computed again."""
+        self.scores.copy_(self.of_source(score))
+        self.moves.fill_(moves)
+
+    def of_source(self, score: Score) -> Tensor:
+        """The scores (n,) that the adapter as it started gives, by ``score`` if not known yet."""
         if self.source_scores is None:
             self.source_scores = self.scores_of(score)
-        self.scores.copy_(self.source_scores)
-        self.moves.fill_(moves)
+            self.spent += len(self.images)
+        return self.source_scores
 
     def scores_of(self, score: Score) -> Tensor:
         """What ``score`` says of the set-aside images: (n,)."""
@@ -133,8 +143,7 @@ class Calibration:
             self.spent += chunk.stop - chunk.start
 
     def start_again(self) -> None:
-        """The weights are those of the start: so is what is paid for, and no shift is known."""
-        self.seen = self.spent = 0
+        """The weights are those of the start: no shift is known. What was spent stays spent."""
         if self.recent is not None:
             self.recent.values.fill_(torch.nan)
 
@@ -156,7 +165,8 @@ class Calibration:
         rate = torch.tensor(self.rate, dtype=torch.float64)
         values = {"images": self.images, "scores": self.scores, "moves": self.moves}
         window = {} if self.recent is None else {"window": self.recent.values}
-        return values | window | {"spent": spent, "rate": rate}
+        source = {} if self.source_scores is None else {"source_scores": self.source_scores}
+        return values | window | source | {"spent": spent, "rate": rate}
 
 
 class StreamThreshold:
@@ -194,6 +204,18 @@ class StreamThreshold:
     def tensors(self) -> dict[str, Tensor]:
         """What a saved state holds."""
         return {"window": self.recent.values}
+
+
+def known_images(known: Iterable[Any] | Tensor, rate: float, backbone: Backbone) -> Tensor:
+    """The set-aside images of a loader (n, 3, H, W), packed, or why they are none."""
+    batches = [known] if isinstance(known, Tensor) else known
+    images = list(source_images(batches, backbone, what="calibrate"))
+    sizes = {tuple(batch.shape[2:]) for batch in images}
+    if len(sizes) > 1:
+        raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
+    Calibration.check(rate, sum(map(len, images)))
+    with torch.inference_mode(False):
+        return packed(torch.cat(images))
 
 
 def two_group_cut(values: Tensor) -> Tensor:
@@ -242,18 +264,29 @@ def restored(values: Mapping[str, Tensor], device: torch.device) -> Calibration 
     try:
         if set(values) == {"window"}:
             threshold = StreamThreshold(device)
-            threshold.recent.values.copy_(values["window"])
+            _put(threshold.recent.values, values["window"])
             return threshold
         images, scores, moves = (values[name] for name in ("images", "scores", "moves"))
         calibration = Calibration(
             images.to(device, copy=True), float(values["rate"]), follow="window" in values
         )
         if calibration.recent is not None:
-            calibration.recent.values.copy_(values["window"])
+            _put(calibration.recent.values, values["window"])
         Calibration.check(calibration.rate, len(images))
-        calibration.scores.copy_(scores)
-        calibration.moves.copy_(moves)
+        _put(calibration.scores, scores)
+        if "source_scores" in values:  # not in older states
+            calibration.source_scores = torch.empty_like(calibration.scores)
+            _put(calibration.source_scores, values["source_scores"])
+        _put(calibration.moves, moves)
         calibration.seen, calibration.spent = values["spent"].tolist()
+        if min(calibration.seen, calibration.spent, int(calibration.moves.min())) < 0:
+            raise ValueError("a count is below 0")
     except (KeyError, RuntimeError, ValueError) as error:
         raise StateError(f"the saved calibration does not fit: {error}") from None
     return calibration
+
+
+def _put(place: Tensor, value: Tensor) -> None:
+    if place.shape != value.shape:
+        raise ValueError(f"expected shape {tuple(place.shape)}, got {tuple(value.shape)}")
+    place.copy_(value)

@@ -27,7 +27,7 @@ from opentta.adapter.whole_file import alone, read_file, write_file
 from opentta.config import Execution, make_config
 from opentta.errors import (
     ConfigError,
-    NothingToAdaptError,
+    OpenttaError,
     StateError,
     StateFileError,
     UnknownNameError,
@@ -57,8 +57,10 @@ def save(adapter: Adapter, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(adapter, Adapter):
         raise ConfigError(f"expected an adapter to save, got {type(adapter).__name__}")
+    target = Path(os.path.realpath(_checked_path(path)))  # a link stays one
     try:
-        target = Path(path).resolve()  # a link stays one
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, "its links lead in a circle")
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file in it")
         if not target.parent.is_dir():
@@ -89,9 +91,9 @@ def load(
     not in the file. On the same kind of device the next answers have the same bits. Random numbers
     are other ones on another kind: there they start from the seed, and a warning says so.
 
-    Another model, another version of the method, a damaged file and one of something else are
-    refused by ``StateError``; a file that is not there by ``StateFileError``, which is also an
-    ``OSError``. Nothing in a file is ever executed.
+    Another model, another version of the method, a method that is not here, a damaged file and one
+    of something else are refused by ``StateError``; a file that is not there by ``StateFileError``,
+    which is also an ``OSError``. Nothing in a file is ever executed.
 
     Example:
         >>> import tempfile, timm, opentta
@@ -101,17 +103,22 @@ def load(
         >>> opentta.load(path, vit)
         steady(group=16) around timm VisionTransformer, 4 blocks of 192, 5 classes, on cpu: ...
     """
-    words, state = read_file(Path(path), partial(_check_format, Path(path)))
+    file = _checked_path(path)
+    words, state = read_file(file, partial(_check_format, file))
     told = {name: json.loads(text) for name, text in words.items()}
-    method = registry.method(told["method"])
+    try:
+        method = registry.method(told["method"])
+    except UnknownNameError as error:
+        raise StateError(
+            f"{path} is of a method that is not here: {error}. Import or install the package that "
+            "has it"
+        ) from error
     if told["version"] != method.version:
         raise StateError(
             f"{path} is of version {told['version']} of {told['method']}, and this is version "
             f"{method.version}, which computes something else. Go on with opentta "
             f"{told['opentta']}, which saved it, or start again with opentta.adapt"
         )
-    given = {"graph": graph, "precision": precision, "compile": compile}
-    execution = make_config(Execution, {**told["execution"], **given}, what="execution")
     with _telling(path):
         adapter = adapt(
             model,
@@ -123,6 +130,8 @@ def load(
             seed=told["seed"],
             **{**told["config"], **told["policy"], **told["execution"]},
         )
+    given = {"graph": graph, "precision": precision, "compile": compile}
+    execution = make_config(Execution, {**told["execution"], **given}, what="execution")
     if device is not None:
         adapter.to(device)
     here = adapter.backbone.device
@@ -174,6 +183,22 @@ def _described(adapter: Adapter) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in told.items()}
 
 
+def _checked_path(path: object) -> Path:
+    """The path of a state file, or why it is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(
+            f"expected the path of a state file, got {type(path).__name__}; the order is "
+            "opentta.save(adapter, path) and opentta.load(path, model)"
+        )
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        name = b"\0"
+    if b"\0" in name:
+        raise StateFileError(f"{path!r} can be no file's name; expected the path of a state file")
+    return Path(os.fsdecode(name))
+
+
 # What is read ---------------------------------------------------------------------------------
 
 
@@ -195,5 +220,5 @@ def _telling(path: str | os.PathLike[str]) -> Iterator[None]:
     """What does not fit inside is told with the name of the file."""
     try:
         yield
-    except (ConfigError, NothingToAdaptError, StateError, UnknownNameError) as error:
+    except OpenttaError as error:
         raise StateError(f"cannot load {path} around this model: {error}") from error

@@ -90,7 +90,14 @@ def source_images(
 ) -> Iterator[Tensor]:
     """Checked batches from a loader of tensors, of (images, labels) or of ``Batch``."""
     seen = False
-    for batch in loader:
+    try:
+        batches = iter(loader)
+    except TypeError:
+        raise DtypeError(
+            f"{what} expected a loader of batches (B, 3, H, W), got {type(loader).__name__}; give "
+            "a DataLoader, or a list of tensors"
+        ) from None
+    for batch in batches:
         images = getattr(batch, "images", batch)
         images = images[0] if isinstance(images, (tuple, list)) else images
         if isinstance(images, Tensor):

@@ -1,5 +1,6 @@
 """Answers that were given lately, by ticket, until a label comes for them."""
 
+import reprlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,10 +56,12 @@ class Kept:
     def keep(self, images: Tensor, out: Prediction) -> Tensor:
         """The tickets of a call: (B,) int64. Its images stay until ``most`` later ones came."""
         ticket = torch.arange(self.next, self.next + len(images))
+        gone = max(0, len(images) - self.most)
         if self.most:
-            rejected = None if out.decision is None else out.decision.rejected.clone()
-            self._answered.append(Answered(self.next, in_bytes(images), out.labels, rejected))
-        self.next += len(images)
+            rejected = None if out.decision is None else out.decision.rejected[gone:].clone()
+            images, labels = in_bytes(images[gone:]), out.labels[gone:]
+            self._answered.append(Answered(self.next + gone, images, labels, rejected))
+        self.next += len(ticket)
         self.forget(self.next - self.most)
         return ticket
 
@@ -123,7 +126,9 @@ def checked_labels(ticket: Any, labels: Any, classes: int) -> tuple[list[int], l
         try:
             values = torch.as_tensor(given).detach().cpu()
         except (TypeError, ValueError, RuntimeError):
-            raise TicketError(f"expected {name} as whole numbers, got {given!r}") from None
+            hint = "; give prediction.ticket" if isinstance(given, Prediction) else ""
+            shown = reprlib.repr(given)  # a prediction is long
+            raise TicketError(f"expected {name} as whole numbers, got {shown}{hint}") from None
         values = values if values.numel() else values.long()
         if values.dtype == torch.bool or values.is_floating_point() or values.is_complex():
             raise TicketError(f"expected {name} as whole numbers, got {values.dtype}")

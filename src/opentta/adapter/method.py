@@ -96,7 +96,7 @@ class Method(ABC):
         preprocess: Preprocess | None = None,
     ) -> None:
         self.class_names = class_names  # of the classes that it answers with
-        self.preprocess = preprocess or preprocess_of(backbone.model, backbone.image_size)
+        self._preprocess = preprocess or preprocess_of(backbone.model, backbone.image_size)
         self.backbone = backbone
         self.execution = execution
         self.policy = type(self).policy if policy is None else policy
@@ -111,6 +111,22 @@ class Method(ABC):
         self._begin()
         spending = Spending(self.policy, partial(forwards, type(self), self.config, self.policy))
         self.serving = Serving(Kept(execution.keep), spending, torch.zeros_like(self._faults))
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """From a PIL image to what the adapter wants: (3, H, W) float in [0, 1].
+
+        In the size, crop and interpolation that a timm model carries; else as
+        ``adapt(..., preprocess=)`` says. An EXIF orientation is applied first.
+
+        Example:
+            >>> import timm, opentta
+            >>> from PIL import Image
+            >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=5, depth=2)
+            >>> opentta.adapt(vit, "tent").preprocess(Image.new("RGB", (640, 480))).shape
+            torch.Size([3, 224, 224])
+        """
+        return self._preprocess
 
     def _run_by(self, execution: Execution) -> None:
         """Begin again with other options, before anything was learned."""

@@ -58,6 +58,12 @@ class Serving:
         """Neither frozen nor paused."""
         return not (self.is_frozen or self.is_paused)
 
+    @property
+    def known_size(self) -> torch.Size | None:
+        """(H, W) of the set-aside images; None where there are none."""
+        by = self.calibration
+        return by.images.shape[2:] if isinstance(by, Calibration) else None
+
     @contextmanager
     def whole(self, buffer: Buffer | None) -> Iterator[None]:
         """A call happens inside: if its first step fails, nothing is spent and all still wait."""
@@ -160,11 +166,15 @@ class Serving:
         device = self.rejected.device
         spending = Spending(self.spending.policy, self.spending.cost)
         if not values:
-            return Serving(Kept(self.kept.most), spending, torch.zeros_like(self.rejected))
+            kept = Kept(self.kept.most, first=self.kept.next)
+            zero = torch.zeros_like(self.rejected)
+            return Serving(kept, spending, zero, moves=1)  # 0 would say: never moved
         try:
             *numbers, ticket, source_only, adapted_only = values["numbers"].tolist()
             fields = dict(zip(NUMBERS, numbers, strict=True))
             rejected = values["rejected"].to(device, copy=True).reshape(())
+            if min(*numbers, ticket, source_only, adapted_only, int(rejected)) < 0:
+                raise ValueError("a count is below 0")
         except (KeyError, RuntimeError, ValueError) as error:
             raise StateError(f"the saved counts do not fit: {error}") from None
         parts: dict[str, dict[str, Tensor]] = {"calibration.": {}, "spending.": {}}

@@ -11,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opentta.adapter.images import check_form
 from opentta.config import Policy
-from opentta.errors import StateError
+from opentta.errors import DtypeError, ShapeError, StateError
+from opentta.models.backbone import Backbone
 from opentta.parts.optim import assign
+from opentta.parts.pixels import unpacked
 
 FORMAT = 1
 APART = ("source.", "serving.")  # entries of a saved state that ``flatten`` does not have
+IMAGES = ("buffer.", "serving.calibration.images")  # that wait, that are set aside
 
 
 def flatten(adapter: Any) -> dict[str, Tensor]:
@@ -74,12 +78,13 @@ class Snapshot:
         flat.update({f"source.{name}": t.clone() for name, t in adapter.source.items()})
         flat.update({f"serving.{name}": t for name, t in adapter.serving.tensors().items()})
         flat["generator"] = adapter.generator.get_state()
-        words = json.dumps(self.identity(adapter), sort_keys=True).encode()
+        told = {**self.identity(adapter), "precision": adapter.execution.precision}
+        words = json.dumps(told, sort_keys=True).encode()
         flat["identity"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
         return flat
 
-    def load(self, adapter: Any, state: Mapping[str, Tensor], *, reseed: bool = False) -> None:
-        """Take a saved state, or say how it differs, changing nothing.
+    def load(self, adapter: Any, state: Mapping[str, Tensor], *, reseed: bool = False) -> str:
+        """Take a saved state, or say how it differs, changing nothing; gives its precision.
 
         ``reseed``: random numbers start from the seed, as the saved ones are of another device.
         """
@@ -90,9 +95,10 @@ class Snapshot:
             )
         try:
             theirs = dict(json.loads(bytes(state["identity"].cpu().tolist()).decode()))
+            policy = dict(theirs.get("policy", {}))
         except (TypeError, ValueError) as error:
             raise StateError(f"the saved state's identity cannot be read: {error}") from None
-        theirs["policy"] = dataclasses.asdict(Policy()) | theirs.get("policy", {})  # older states
+        theirs["policy"] = dataclasses.asdict(Policy()) | policy  # older states
         counts = {n: t for n, t in self.initial.items() if n.startswith("tally.")}
         state = {**counts, **state}  # likewise
         for key, ours in self.identity(adapter).items():
@@ -110,11 +116,24 @@ class Snapshot:
                 f"{expected}: the state was saved on another kind of device, where random numbers "
                 "are other ones; load it into an adapter on that kind, or with reseed=True"
             )
+        draws = torch.Generator(device=adapter.backbone.device).manual_seed(adapter._seed)
+        if not reseed:
+            try:
+                draws.set_state(state["generator"].cpu())
+            except (RuntimeError, TypeError) as error:
+                raise StateError(f"the saved generator is none: {error}") from None
         prefix = "serving."
         serving = adapter.serving.restored(
             {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
         )
-        restore(adapter, {n: t for n, t in state.items() if not n.startswith(APART)})
+        now = {name: t.detach().clone() for name, t in flatten(adapter).items()}
+        try:
+            restore(adapter, {n: t for n, t in state.items() if not n.startswith(APART)})
+        except Exception as error:  # of what loads itself, and may say anything
+            restore(adapter, now)
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"the saved state does not fit: {error!r}") from error
         adapter.serving = serving
         source = {
             n.removeprefix("source."): t.to(adapter.backbone.device).clone()
@@ -122,10 +141,8 @@ class Snapshot:
             if n.startswith("source.")
         }
         adapter.source = source or adapter.source  # one saved before fit_source takes nothing away
-        if reseed:
-            adapter.generator.manual_seed(adapter._seed)
-        else:
-            adapter.generator.set_state(state["generator"].cpu())
+        adapter.generator.set_state(draws.get_state())
+        return str(theirs.get("precision", "full"))
 
     def take_back(self, adapter: Any, where: Tensor, *, keep: tuple[str, ...]) -> None:
         """As it started where ``where`` (a bool scalar) is true, but what begins with ``keep``."""
@@ -159,6 +176,8 @@ class Snapshot:
         if foreign:
             raise StateError(f"the saved state has entries of something else: {foreign[:4]}")
         for name, there in state.items():
+            if name.startswith(IMAGES):
+                _check_images(name, there, adapter.backbone)
             start = self.initial.get(name)
             sparse = start is not None and not bool(start.isfinite().all())  # NaN: nothing yet
             sparse = sparse or name == "serving.calibration.window"
@@ -214,6 +233,14 @@ def hashed(tensors: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _check_images(name: str, images: Tensor, backbone: Backbone) -> None:
+    """Refuse what cannot be images for this model."""
+    try:
+        check_form(unpacked(images[:1]).to(backbone.device), backbone)
+    except (DtypeError, IndexError, ShapeError) as error:
+        raise StateError(f"the saved state does not fit: {name} is no images: {error}") from None
 
 
 def _difference(theirs: Any, ours: Any) -> str:

@@ -93,6 +93,8 @@ class Spending:
         try:
             numbers = dict(zip(NUMBERS, values["numbers"].tolist(), strict=True))
             self.look = values["look"].cpu().reshape(2, 3).clone()
+            if min(numbers.values()) < 0:
+                raise ValueError("a count is below 0")
         except (KeyError, RuntimeError, ValueError) as error:
             raise StateError(f"the saved spending does not fit: {error}") from None
         self.spent, self.forgone = numbers.pop("spent"), numbers.pop("forgone")

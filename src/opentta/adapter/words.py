@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,17 @@ class Told:
                 "autocast",
                 "torch.autocast around an adapter has no effect: answers must not depend on who "
                 'calls. Say opentta.adapt(..., precision="bfloat16")',
+            )
+
+    def sizes(self, known: Sequence[int] | None, came: Sequence[int]) -> None:
+        """(H, W) of the set-aside images, if there are any, and of those that came."""
+        if known is not None and tuple(known) != tuple(came):
+            there, here = (f"{height}x{width}" for height, width in (known, came))
+            self._once(
+                "sizes",
+                f"the set-aside images are {there}, these are {here}: their scores are those of "
+                "another size, and p-values promise nothing. Calibrate with images of the stream's "
+                "size",
             )
 
     def no_compiler(self, device: str, fault: str) -> None:

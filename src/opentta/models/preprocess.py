@@ -10,13 +10,14 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from opentta.errors import (
@@ -29,6 +30,8 @@ from opentta.errors import (
 
 SLACK = 1e-4
 """Rounding that a transform may leave outside [0, 1]."""
+LONGEST = 50
+"""Times that a picture may be longer than wide: scaled to a model, it is that much larger."""
 
 EXAMPLES = {
     "timm": "preprocess=timm.data.create_transform({size}, interpolation='bicubic', crop_pct=0.9)",
@@ -50,8 +53,8 @@ class Preprocess:
     Goes with a torchvision dataset as its ``transform=``; with worker processes too, where the
     transform inside can be pickled (a lambda often cannot). Images of other modes become RGB, alpha
     is dropped, 16-bit grey is scaled. ImageFolder's own loader clips 16-bit grey to white before it
-    comes here: give it ``loader=PIL.Image.open`` for such files. EXIF orientation is not applied,
-    as in timm and torchvision.
+    comes here: give it ``loader=PIL.Image.open`` for such files. EXIF orientation is applied, which
+    timm and torchvision do not do: photographs of a phone come upright.
 
     Example:
         >>> from torchvision import transforms
@@ -177,7 +180,7 @@ def _without_normalize(transform: Any) -> Any:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """The image as 8-bit RGB, decoded."""
+    """The image as 8-bit RGB, decoded and upright."""
     if not isinstance(image, Image.Image):
         raise DtypeError(f"expected a PIL image, got {type(image).__name__}; {_remedy(image)}")
     name = getattr(image, "filename", "") or "this image"
@@ -186,11 +189,18 @@ def _rgb(image: Image.Image) -> Image.Image:
             f"{name}: expected a picture of at least 2 pixels a side, got "
             f"{image.width}x{image.height}; leave it out"
         )
+    if max(image.size) > LONGEST * min(image.size):
+        raise UnreadableImageError(
+            f"{name}: expected a picture at most {LONGEST} times as long as wide, got "
+            f"{image.width}x{image.height}; crop it, or leave it out"
+        )
     if image.mode in ("I", "F"):
         raise UnreadableImageError(
             f"{name}: expected 8-bit or 16-bit pixels, got mode {image.mode!r}, whose range is not "
             "known; scale it to 0-255 and call image.convert('L')"
         )
+    with suppress(Exception):  # a damaged tag says nothing; damaged pixels are told below
+        image = ImageOps.exif_transpose(image)
     try:
         if image.mode.startswith("I;16"):  # convert("RGB") would clip it at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

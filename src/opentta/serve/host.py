@@ -22,15 +22,13 @@ from torch import Tensor, nn
 from opentta import registry
 from opentta.adapter.adapt import adapt
 from opentta.adapter.base import Adapter
-from opentta.adapter.calibration import Calibration, StreamThreshold
+from opentta.adapter.calibration import Calibration, StreamThreshold, known_images
 from opentta.adapter.health import Health
-from opentta.adapter.images import source_images
 from opentta.adapter.kept import Kept
 from opentta.adapter.serving import Feedback, Serving
 from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
-from opentta.errors import CalibrationError, ConfigError, HostFullError, StateError
-from opentta.parts.pixels import packed
+from opentta.errors import ConfigError, HostFullError, StateError
 from opentta.serve.network import Checked, Images, SharedNetwork, fresh_generator, versioned
 from opentta.serve.places import Places
 from opentta.serve.store import Store
@@ -436,7 +434,8 @@ class Host:
         ``known``, ``rate`` and ``follow`` as in ``Adapter.calibrate``; None: by each stream's own
         scores. The images are kept once, their scores per stream.
         """
-        images = None if known is None else self._known_images(known, rate)
+        Calibration.check(rate, follow=follow)
+        images = None if known is None else known_images(known, rate, self.adapter.backbone)
         with self._learning:  # steps wait, answers go on
             made, name = self._calibration(images, rate, follow=follow)
             with self._lock:
@@ -457,17 +456,6 @@ class Host:
         with self._lock:
             used = {found.known for found in self._places} | {self._name_of(self._everywhere)}
             self._known = {n: images for n, images in self._known.items() if n in used}
-
-    def _known_images(self, known: Iterable[Any] | Tensor, rate: float) -> Tensor:
-        """Set-aside images (n, 3, H, W), packed, or why they are none."""
-        Calibration.check(rate)
-        batches = [known] if isinstance(known, Tensor) else known
-        images = list(source_images(batches, self.adapter.backbone, what="calibrate"))
-        sizes = {tuple(batch.shape[2:]) for batch in images}
-        if len(sizes) > 1:
-            raise CalibrationError(f"expected known images of one size, got {sorted(sizes)}")
-        Calibration.check(rate, sum(map(len, images)))
-        return packed(torch.cat(images))
 
     def _calibration(
         self, images: Tensor | None, rate: float, *, follow: bool
