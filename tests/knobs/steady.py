@@ -26,7 +26,7 @@ KNOBS = {
     "mu": (AFFINE, 1.0, 0.0),
     "alpha": ({}, 0.3, 1.0),
     "affine": ({}, "pooled", "off"),
-    "ladder": ({}, "dense", "diagonal"),
+    "ladder": ({}, "dense", "narrow"),
     "recover_below": ({}, 0.0, 2.0),
     "average": ({}, 0.9, 0.1),
     "skip_top": ({}, 3, 1),

@@ -14,7 +14,7 @@ from opentta.errors import ConfigError
 from opentta.methods.steady import SteadyConfig
 from opentta.models import wrap
 from opentta.parts.affine import AttentionAffine
-from opentta.parts.ladder import Ladder
+from opentta.parts.ladder import Ladder, NarrowLadder
 from opentta.parts.losses import energy, entropy
 from opentta.parts.two_heads import RATES
 from opentta.testing import batches, run, tiny_vit
@@ -435,3 +435,30 @@ def test_where_it_rests_at_times_it_makes_one_pass_with_a_larger_step(model):
     assert opentta.adapt(model, "steady", budget=4.7).config.passes == 2  # 4.4 and the guard's 0.25
     asked = opentta.adapt(model, "steady", budget=2.0, passes=2, lr=0.01)
     assert (asked.config.passes, asked.config.lr) == (2, 0.01)
+
+
+def test_the_narrow_ladder_sees_the_last_class_token_from_few_directions():
+    ladder = NarrowLadder(torch.tensor([[0.6, 0.8, 0.0]]))
+    tokens = [torch.randn(2, 3), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 5.0]])]
+    assert ladder(tokens).equal(tokens[-1])  # it starts as the token itself
+    with torch.no_grad():
+        ladder.psi.weight.copy_(torch.tensor([[1.0], [0.0], [-1.0]]))
+        ladder.psi.bias.copy_(torch.tensor([0.0, 10.0, 0.0]))
+    moved = torch.tensor([[1 + 2.2, 12.0, 3 - 2.2], [0.0, 10.0, 5.0]])
+    torch.testing.assert_close(ladder(tokens), moved)
+    assert sum(p.numel() for p in ladder.parameters()) == 6  # the directions are not learned
+
+
+def test_directions_are_those_that_move_the_logits_most():
+    b = wrap(tiny_vit(), normalization="half", classes=[0, 1])
+    with torch.no_grad():
+        b.model.norm.weight.uniform_(0.5, 2.0)
+    found = b.directions(3)
+    weight = b.head_weight() * b.model.norm.weight
+    _, _, expected = torch.linalg.svd(weight, full_matrices=False)
+    torch.testing.assert_close(found @ found.T, torch.eye(3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        (found @ expected[:3].T).abs(), torch.eye(3), rtol=0, atol=1e-4
+    )  # signs apart
+    assert found.equal(b.directions(4)[:3]) and (found.abs().amax(1) == found.amax(1)).all()
+    assert len(b.directions(10**6)) == min(weight.shape)

@@ -65,7 +65,7 @@ def learned(serving, name, groups=3, seed=1):
 
 def test_a_stream_begins_as_the_source_model():
     serving, images = host(), pictures(3)
-    alone = opentta.adapt(tiny_vit(), "steady", **LIVELY, ladder="diagonal").predict(images)
+    alone = opentta.adapt(tiny_vit(), "steady", **LIVELY, ladder="narrow").predict(images)
     assert serving.answer({"a": images})["a"].logits.equal(alone.logits)
 
 
@@ -323,7 +323,7 @@ def test_calibration_images_are_kept_once_and_decide_for_every_stream():
     serving, known = host(), pictures(40, 5)
     serving.answer({"old": pictures(1)})
     serving.calibrate(known, rate=0.05)
-    adapter = opentta.adapt(tiny_vit(), "steady", **LIVELY, ladder="diagonal")
+    adapter = opentta.adapt(tiny_vit(), "steady", **LIVELY, ladder="narrow")
     adapter.calibrate(known, rate=0.05)
     images = pictures(6, 9)
     expected = adapter.predict(images).p_value

@@ -40,7 +40,7 @@ from opentta.config import (
 from opentta.errors import ConfigError
 from opentta.models.backbone import Backbone
 from opentta.parts.affine import AttentionAffine, SimilarityOn
-from opentta.parts.ladder import Ladder
+from opentta.parts.ladder import Ladder, NarrowLadder
 from opentta.parts.losses import energy, entropy, masked_mean, self_weighted_entropy, wide
 from opentta.parts.optim import Sgd, collapsed_
 from opentta.parts.prior import BATCH, ClassCounts, Lean
@@ -52,6 +52,7 @@ from opentta.types import Prediction
 
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
 LR = {1: 0.03, 2: 0.015}  # of the norm layers, by the number of passes
+DIRECTIONS = 64  # of the class token, seen by the narrow ladder
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 
 
@@ -73,7 +74,7 @@ class SteadyConfig:
     mu: Weight = 1.0  # weight of the similarity loss in the first pass
     alpha: Share = 0.3  # share of the class token in the OOD score
     affine: Literal["pooled", "off"] = "off"
-    ladder: Literal["dense", "diagonal", "off"] = "dense"
+    ladder: Literal["dense", "narrow", "off"] = "dense"  # narrow: a twentieth of the numbers
     recover_below: Margin = 0.1  # back to the source when the average entropy falls under it
     average: Share = 0.9  # weight of the past in that average
     skip_top: Natural = 3  # blocks at the output whose norms stay; so does the final norm
@@ -166,12 +167,16 @@ class Steady(Adapter):
         c, b = self.config, self.backbone
         generator = torch.Generator().manual_seed(self._seed)
         self._alphas = torch.tensor(ALPHA_GRID, device=b.device)
-        affine = ladder = None
+        affine = None
+        ladder: Ladder | NarrowLadder | None = None
         if c.affine != "off":
             affine = AttentionAffine(b.dim, b.prefix, range(b.depth), generator=generator)
             self.extras["affine"] = affine
-        if c.ladder != "off":
-            ladder = Ladder(b.dim, b.depth, kind=c.ladder, generator=generator)
+        if c.ladder == "dense":
+            ladder = Ladder(b.dim, b.depth, generator=generator)
+        elif c.ladder == "narrow":
+            ladder = NarrowLadder(b.directions(DIRECTIONS).to(b.dtype))
+        if ladder is not None:
             self.extras["ladder"] = ladder
         self.network = TwoHeads(b, affine, ladder)
 

@@ -249,6 +249,24 @@ class Backbone(nn.Module, ABC):
         weight = self.head_weight()
         return weight if self.class_index is None else weight[self.class_index]
 
+    @torch.no_grad()
+    def directions(self, count: int) -> Tensor:
+        """Directions (count, d) of the class token that move the head's logits most, orthonormal.
+
+        Of the whole head, whatever ``classes`` leaves out; fewer where the head has fewer classes.
+        They are the same on every machine, up to rounding.
+        """
+        weight = self.head_weight().double().cpu()  # (C, d)
+        for norm in self.outer_norms()[1]:
+            scale = getattr(norm, "weight", None)
+            if scale is not None and scale.shape == weight.shape[1:]:
+                weight = weight * scale.double().cpu()
+        _, vectors = torch.linalg.eigh(weight.T @ weight)  # (d, d), the largest last
+        chosen = vectors.T.flip(0)[: min(count, *weight.shape)]
+        largest = chosen.gather(1, chosen.abs().argmax(dim=1, keepdim=True))
+        found: Tensor = (chosen * largest.sign()).to(self.device, torch.float32)
+        return found
+
     def _masked(self, logits: Tensor) -> Tensor:
         """The class mask, applied here and nowhere else."""
         return logits if self.class_index is None else logits[:, self.class_index]

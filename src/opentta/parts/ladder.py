@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-LadderKind = Literal["dense", "channelwise", "diagonal"]
+LadderKind = Literal["dense", "channelwise"]
 Start = Literal["identity", "mean", "random"]
 
 
@@ -14,8 +14,7 @@ class Ladder(nn.Module):
     """Psi: d -> d on each class token, then HLN: L d -> d on all of them (Eqns. 1 and 2).
 
     ``kind``: "dense" mixes every channel of every block; "channelwise" has one weight per block
-    and channel; "diagonal" has no more than that in Psi either, so that it is as small as the norm
-    layers. ``start``: "identity" (Psi = I, HLN takes the last block) makes the ladder's
+    and channel. ``start``: "identity" (Psi = I, HLN takes the last block) makes the ladder's
     prediction the class token's own; "mean" averages the blocks; "random" is torch's default
     for both layers. The last two do not start as the source model: they are there to be compared.
     """
@@ -31,7 +30,7 @@ class Ladder(nn.Module):
     ) -> None:
         super().__init__()
         self.kind = kind
-        self.psi = Scaled(dim) if kind == "diagonal" else _linear(dim)
+        self.psi = _linear(dim)
         shape = (dim, depth * dim) if kind == "dense" else (depth, dim)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(dim))
@@ -40,12 +39,12 @@ class Ladder(nn.Module):
 
     def _start(self, dim: int, depth: int, start: Start, generator: torch.Generator) -> None:
         self.psi.bias.zero_()
-        if start == "random" and self.kind != "diagonal":
+        if start == "random":
             self.psi.weight.uniform_(-(dim**-0.5), dim**-0.5, generator=generator)
             fan_in = depth * dim if self.kind == "dense" else depth
             self.weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
             return
-        self.psi.weight.copy_(torch.ones(dim) if self.kind == "diagonal" else torch.eye(dim))
+        self.psi.weight.copy_(torch.eye(dim))
         share = [1 / depth] * depth if start == "mean" else [0.0] * (depth - 1) + [1.0]
         for block, value in enumerate(share):
             if self.kind == "dense":
@@ -62,17 +61,27 @@ class Ladder(nn.Module):
         return mixed
 
 
-class Scaled(nn.Module):
-    """A scale and a shift per channel: (..., d) -> (..., d)."""
+class NarrowLadder(nn.Module):
+    """Psi alone, on the class token of the last block, as it is seen from few directions.
 
-    def __init__(self, dim: int) -> None:
+    ``directions`` (r, d), orthonormal, never change and are no part of what is learned: d r + d
+    numbers are, where the dense ladder has (L d + d) d. It starts as the class token itself.
+    """
+
+    def __init__(self, directions: Tensor) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
+        rank, dim = directions.shape
+        self.directions = directions
+        self.psi = nn.Linear(rank, dim, device=directions.device)
+        with torch.no_grad():
+            self.psi.weight.zero_()
+            self.psi.bias.zero_()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Each channel on its own."""
-        return tokens * self.weight + self.bias
+    def forward(self, class_tokens: Sequence[Tensor]) -> Tensor:
+        """depth x (B, d) -> the OOD token (B, d)."""
+        token = class_tokens[-1]
+        moved: Tensor = token + self.psi(token @ self.directions.T.to(token.dtype))
+        return moved
 
 
 def _linear(dim: int) -> nn.Linear:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from opentta.models.backbone import Backbone
 from opentta.parts.affine import AttentionAffine, PatchSimilarity, SimilarityOn
-from opentta.parts.ladder import Ladder
+from opentta.parts.ladder import Ladder, NarrowLadder
 from opentta.parts.optim import Sgd
 
 Config = TypeVar("Config", bound=Any)
@@ -69,7 +69,10 @@ class TwoHeads:
     """A backbone, the affine and the ladder as one network; either module may be None."""
 
     def __init__(
-        self, backbone: Backbone, affine: AttentionAffine | None, ladder: Ladder | None
+        self,
+        backbone: Backbone,
+        affine: AttentionAffine | None,
+        ladder: Ladder | NarrowLadder | None,
     ) -> None:
         self.backbone, self.affine, self.ladder = backbone, affine, ladder
 
@@ -108,8 +111,7 @@ class TwoHeads:
                 (list(self.affine.affine.parameters()), config.lr_affine),
             ]
         if self.ladder is not None:
-            ladder = [
-                (list(self.ladder.psi.parameters()), config.lr_psi),
-                ([self.ladder.weight, self.ladder.bias], config.lr_ladder),
-            ]
+            psi = list(self.ladder.psi.parameters())
+            rest = [p for p in self.ladder.parameters() if all(p is not own for own in psi)]
+            ladder = [(psi, config.lr_psi), (rest, config.lr_ladder)]
         return Sgd(affine, momentum=config.momentum), Sgd(ladder, momentum=config.momentum)

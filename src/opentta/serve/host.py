@@ -35,7 +35,7 @@ from opentta.serve.store import Store
 from opentta.serve.stream import Stream, Waiting, checked_name
 from opentta.types import Prediction
 
-SMALL_LADDER = {"steady": {"ladder": "diagonal"}}
+SMALL_LADDER = {"steady": {"ladder": "narrow"}}
 """Fields that keep a stream small: a dense ladder is fifty times as large as the norm layers."""
 PER_STEP = 8  # streams that learn in one step
 MOST_PIXELS = 50_000_000  # of one image, before it is decoded
@@ -82,7 +82,7 @@ class Host:
     """Streams by name, each with its own adaptation of one model.
 
     ``model``, ``method`` and further fields are those of ``opentta.adapt``. For ``steady`` the
-    ladder is ``diagonal`` unless you say otherwise (docs/serving.md has what that costs). At most
+    ladder is ``narrow`` unless you say otherwise (docs/serving.md has what that costs). At most
     ``max_streams`` are in memory. With ``store``, a folder, the least recently used of them leave
     it for state files and come back with their next image; without, one more stream is refused by
     ``HostFullError``. ``max_stored``: streams in all, in memory and in files. ``save_every``: so
