@@ -14,9 +14,16 @@ from services import as_files, image, running, tiny_host
 
 from opentta.errors import ConfigError
 from opentta.serve.settings import Settings
+from opentta.testing import SIZE
 
 LIMITS = Settings(
-    images=4, known=30, body_bytes=200_000, read_seconds=1.5, request_seconds=20, queue=16
+    images=4,
+    known=30,
+    pixels=200_000,
+    body_bytes=200_000,
+    read_seconds=1.5,
+    request_seconds=20,
+    queue=16,
 )
 PIXELS = 100_000
 
@@ -130,6 +137,55 @@ def test_too_many_images_are_refused(client):
     problem(client.post("/v1/streams/bad/images", files=as_files([image()] * 5)), 413, "4 images")
     known = as_files([image()] * 31, "known")
     problem(client.post("/v1/streams/bad/calibrate", files=known), 413, "30 images")
+
+
+@pytest.mark.parametrize("call", ["images", "calibrate"])
+def test_too_many_pixels_in_all_are_refused_before_any_is_decoded(client, call):
+    """A file of a few kilobytes may be a picture of millions of pixels, and a request has many."""
+    files = as_files([plain(300, 300)] * 3, "known")
+    problem(client.post(f"/v1/streams/bad/{call}", files=files), 413, "200,000 pixels in all")
+    assert client.get("/v1/streams/bad/health").status_code == 404
+
+
+def plain(width, height):
+    """A picture that is small as a file."""
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_picture_that_takes_long_to_decode_is_decoded_once():
+    host = tiny_host()
+    small, large = plain(100, 100), plain(2100, 2000)
+    assert host.checked([small]).waiting == [small]  # smaller than its pixels
+    assert host.checked([large]).waiting[0].shape == (3, SIZE, SIZE)
+
+
+def test_a_request_of_many_slow_images_holds_no_other_up(monkeypatch):
+    host, decoded = tiny_host(), []
+    checked = host.checked
+
+    def slow(files):
+        if files != [image(7)]:
+            time.sleep(0.05)
+            decoded.append(files)
+        return checked(files)
+
+    monkeypatch.setattr(host, "checked", slow)
+    with running(host) as address, ThreadPoolExecutor(4) as pool:
+
+        def post(stream, files):
+            with address.client() as client:
+                out = client.post(f"/v1/streams/{stream}/images", files=as_files(files))
+            assert out.status_code == 200, out.text
+
+        big = [pool.submit(post, f"big{number}", [image()] * 30) for number in range(2)]
+        while len(decoded) < 4:
+            time.sleep(0.005)
+        post("small", [image(7)])
+        assert len(decoded) < 40, "it waited for all images of the others"
+        for one in big:
+            one.result()
 
 
 def test_a_long_body_is_refused_whatever_it_says_of_itself(client, address):

@@ -24,6 +24,7 @@ class Settings:
     gather_ms: float = 2.0  # longest wait for other requests, where some are on their way
     images: int = 64  # per request, and in one forward
     known: int = 500  # images per calibration
+    pixels: int = 200_000_000  # of all images of a request, before they are decoded
     queue: int = 256  # images that wait for their answer; beyond: 429
     requests: int = 256  # at once; beyond: 429
     body_bytes: int = 32 * 2**20  # of one request
