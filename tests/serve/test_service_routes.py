@@ -376,14 +376,14 @@ def test_errors_of_the_inside_stay_inside(monkeypatch, capsys):
 
 
 def test_a_step_that_fails_does_not_end_the_learning(monkeypatch):
-    monkeypatch.setattr("opentta.serve.learner.PAUSE", 0.01)
+    monkeypatch.setattr("opentta.serve.worker.PAUSE", 0.01)
     host = tiny_host()
     work, failures = host.work, iter([True])
 
-    def failing():
+    def failing(**options):
         if next(failures, False):
             raise OSError("no space left")
-        return work()
+        return work(**options)
 
     monkeypatch.setattr(host, "work", failing)
     with running(host) as address, address.client() as client:

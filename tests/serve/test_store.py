@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from opentta.errors import (
     StateError,
     StreamError,
 )
-from opentta.serve import Host, store
+from opentta.serve import Host, places, store
 from opentta.testing import tiny_vit
 
 
@@ -287,6 +288,47 @@ def test_what_a_user_changed_is_saved_at_the_next_occasion(tmp_path):
     assert not serving.work()
     serving.freeze("a")
     assert serving.work()
+    assert host("source", store=tmp_path).info("a").is_frozen
+
+
+def test_a_save_that_is_due_waits_for_no_step(tmp_path, monkeypatch):
+    serving = host(store=tmp_path, save_every=2)
+    serving.answer({"a": pictures(GROUP)})
+    step, begun, goes_on = serving.network.stepped, threading.Event(), threading.Event()
+
+    def slow(before, images):
+        begun.set()
+        assert goes_on.wait(30), "the save waited for the step"
+        return step(before, images)
+
+    monkeypatch.setattr(serving.network, "stepped", slow)
+    learner = threading.Thread(target=serving.work, kwargs={"save": False})
+    learner.start()
+    assert begun.wait(10)
+    assert serving.save_due() and not serving.save_due()
+    goes_on.set()
+    learner.join()
+    again = host(store=tmp_path)
+    assert (again.info("a").images, again.info("a").stepped) == (GROUP, 0)
+
+
+def test_what_a_user_changed_is_saved_after_a_save_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "RETRY", 0.2)
+    serving = host("source", store=tmp_path, save_every=100)
+    serving.answer({"a": pictures(1)})
+    serving.freeze("a")
+    write = serving._store.write
+
+    def full(*_, **__):
+        raise StateError("no space left")
+
+    monkeypatch.setattr(serving._store, "write", full)
+    with pytest.raises(StateError, match="no space left"):
+        serving.save_due()
+    monkeypatch.setattr(serving._store, "write", write)
+    assert not serving.save_due()  # not again at once
+    time.sleep(0.25)
+    assert serving.save_due() and not serving.save_due()
     assert host("source", store=tmp_path).info("a").is_frozen
 
 

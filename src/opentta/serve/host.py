@@ -88,12 +88,14 @@ class Host:
     ``max_streams`` are in memory. With ``store``, a folder, the least recently used of them leave
     it for state files and come back with their next image; without, one more stream is refused by
     ``HostFullError``. ``max_stored``: streams in all, in memory and in files. ``save_every``: so
-    many images of a stream, and ``work`` saves it. ``keep``: the latest images of all streams that
-    wait for ``feedback``. ``per_step``: streams that learn in one step; by default one on a CPU.
+    many images of a stream, and ``work`` or ``save_due`` saves it. ``keep``: the latest images of
+    all streams that wait for ``feedback``. ``per_step``: streams that learn in one step; by default
+    one on a CPU.
 
     ``answer`` never learns; ``work`` does, one step per call, and returns whether there was
     anything to do. Call it in a thread of its own, or after each answer. A stream has at most one
     whole group that waits to be learned from: where ``work`` is too slow, groups are skipped.
+    ``save_due`` saves what ``work`` would, without waiting for a step: a third thread may call it.
 
     Threads may call everything at once.
 
@@ -219,18 +221,20 @@ class Host:
 
     # Learning -----------------------------------------------------------------------------
 
-    def work(self) -> bool:
-        """Learn from a whole group of one or several streams, and save what is due.
+    def work(self, *, save: bool = True) -> bool:
+        """Learn from a whole group of one or several streams; then ``save_due``, unless told not.
 
         Returns whether there was anything to do. An error of a step or of a save is raised when
         the rest is done.
         """
+        saved = False
         with self._learning:
             batch = self._next_groups()
             try:
                 self._learn(batch)
             finally:
-                saved = self._save_due()
+                if save:
+                    saved = self.save_due()
         return bool(batch) or saved
 
     def _next_groups(self) -> list[_Group]:
@@ -553,8 +557,12 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _save_due(self) -> bool:
-        """Save streams with ``save_every`` new images, and those that somebody has changed."""
+    def save_due(self) -> bool:
+        """Save streams with ``save_every`` new images, and those that somebody has changed.
+
+        Returns whether there were any. It waits for no step: call it in a thread of its own, after
+        each answer, and a kill loses no more than docs/serving.md says.
+        """
         if self._store is None or self.save_every is None:
             return False
         now, most = time.monotonic(), self.save_every

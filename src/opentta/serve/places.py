@@ -113,7 +113,7 @@ class Places:
                 self._saved.wait()
             if self._streams.get(stream.name) is not stream:  # it left, or was removed
                 return
-            stream.is_saving, images = True, stream.unsaved
+            stream.is_saving, images, was_due = True, stream.unsaved, stream.is_due
             stream.is_changed = stream.is_due = False
             words, tensors = self.store.packed(stream)
         try:
@@ -121,7 +121,9 @@ class Places:
             with self._lock:
                 stream.saved, stream.unsaved = saved, stream.unsaved - images
         except BaseException:
-            stream.is_changed, stream.retry_at = True, time.monotonic() + RETRY
+            with self._lock:
+                stream.is_changed, stream.is_due = True, stream.is_due or was_due
+                stream.retry_at = time.monotonic() + RETRY
             raise
         finally:
             with self._lock:

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from opentta.serve.bodies import Room
 from opentta.serve.gather import Answer, Asked, Gather
 from opentta.serve.host import Host
-from opentta.serve.learner import Learner
 from opentta.serve.measures import Measures
 from opentta.serve.network import Checked
 from opentta.serve.problems import Problem
 from opentta.serve.retries import Retries
 from opentta.serve.settings import Settings
 from opentta.serve.stream import Waiting
+from opentta.serve.worker import Worker
 
 T = TypeVar("T")
 DECODING = 2  # threads
@@ -59,14 +59,18 @@ class Service:
             most=settings.images,
             coming=lambda: self._coming,
         )
-        self._learner = Learner(host)
+        # two, so that a state is not old because a step takes long
+        self._workers = (
+            Worker(lambda: host.work(save=False), "learning"),
+            Worker(lambda: host.save_due(), "saving"),
+        )
         self._decoding = ThreadPoolExecutor(DECODING, "opentta-decodes")
         self._calls = ThreadPoolExecutor(CALLS, "opentta-calls")
         self.measures = Measures(
             {
                 "groups_stepped": lambda: host.groups.stepped,
                 "groups_skipped": lambda: host.groups.skipped,
-                "learning_errors": lambda: self._learner.errors,
+                "learning_errors": lambda: sum(worker.errors for worker in self._workers),
             },
             {
                 "streams_in_memory": lambda: host.in_memory,
@@ -81,7 +85,8 @@ class Service:
     def start(self) -> None:
         """Answer and learn from now on."""
         self._gather.start()
-        self._learner.start()
+        for worker in self._workers:
+            worker.start()
         self._ready = True
 
     def drain(self) -> None:
@@ -99,7 +104,8 @@ class Service:
 
     def _end(self) -> None:
         self._gather.stop()
-        self._learner.stop()
+        for worker in self._workers:
+            worker.stop()
         self._decoding.shutdown(cancel_futures=True)
         self._calls.shutdown(cancel_futures=True)
         self.host.close()
@@ -108,7 +114,12 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken, and answered."""
-        return self._ready and self._gather.is_alive and self._learner.is_alive
+        threads = (self._gather, *self._workers)
+        return self._ready and all(thread.is_alive for thread in threads)
+
+    def _wake(self) -> None:
+        for worker in self._workers:
+            worker.wake()
 
     # Answers ------------------------------------------------------------------------------
 
@@ -133,7 +144,7 @@ class Service:
             finally:
                 self._coming -= 1
             answers = await asyncio.wrap_future(future)
-        self._learner.wake()
+        self._wake()
         seen = zip(answers.images, checked.waiting, strict=True)
         self.latest.extend(Seen(stream, answer, image) for answer, image in seen)
         return json.dumps(
@@ -196,7 +207,7 @@ class Service:
         """A method of the host, in a thread: it may wait for a step to end."""
         async with self._in_time():
             result = await self.in_thread(self._calls, partial(function, *args, **kwargs))
-        self._learner.wake()
+        self._wake()
         return result
 
     async def calibrate(
