@@ -189,16 +189,68 @@ def test_calibration_outlasts_a_restart_and_images_are_stored_once(tmp_path):
     assert size < files[0].stat().st_size + 60_000
 
 
-def test_calibrating_all_reaches_streams_that_are_away(tmp_path):
+def calibrated(*names):
+    """A host in which these streams have learned and are calibrated."""
+    there = host()
+    for name in names:
+        learned(there, name, seed=ord(name))
+    there.calibrate(pictures(30, 4))
+    return there
+
+
+def test_calibrating_all_reaches_streams_that_are_away(tmp_path, monkeypatch):
+    """A stream that comes back answers at once; its set-aside images are scored by ``work``."""
     serving = host(store=tmp_path, max_streams=1)
-    learned(serving, "a")
+    learned(serving, "a", seed=ord("a"))
     serving.answer({"b": pictures(1)})  # a leaves memory
     serving.calibrate(pictures(30, 4))
-    there = host()
-    learned(there, "a")
-    there.calibrate(pictures(30, 4))
     images = {"a": pictures(3)}
-    assert serving.predict(images)["a"].p_value.equal(there.predict(images)["a"].p_value)
+    with monkeypatch.context() as patch:
+        patch.setattr(serving.network, "score_all", None)
+        assert serving.predict(images)["a"].decision is None
+        assert serving.predict({"new": pictures(1)})["new"].p_value is not None
+    serving.predict(images)
+    assert serving.work() and not serving.work()
+    expected = calibrated("a").predict(images)["a"].p_value
+    assert serving.predict(images)["a"].p_value.equal(expected)
+
+
+def test_a_calibration_ends_early_when_the_host_does_and_goes_on_after_the_restart(
+    tmp_path, monkeypatch
+):
+    serving, reached = host(store=tmp_path), []
+    for name in ("a", "b", "c"):
+        learned(serving, name, seed=ord(name))
+    score = serving.network.score_all
+
+    def ending(*given, moves):
+        score(*given, moves=moves)
+        if moves:
+            reached.append(moves)
+            serving.drain()
+
+    monkeypatch.setattr(serving.network, "score_all", ending)
+    serving.calibrate(pictures(30, 4))
+    assert len(reached) == 1
+    serving.close()
+    again, there = host(store=tmp_path), calibrated("a", "b", "c")
+    images = dict.fromkeys(("a", "b", "c"), pictures(3))
+    again.predict(images)
+    while again.work():
+        pass
+    for name, expected in there.predict(images).items():
+        assert again.predict(images)[name].p_value.equal(expected.p_value)
+
+
+def test_who_looks_at_a_stream_moves_none(tmp_path):
+    serving = host("source", store=tmp_path, max_streams=2)
+    for name in ("away", "a", "b"):
+        serving.answer({name: pictures(1)})
+    for name in ("away", "a"):
+        assert serving.health(name).samples == serving.info(name).images == 1
+        assert [info.name for info in serving.streams()] == ["a", "b"]
+    with pytest.raises(StreamError, match="there is no stream 'none'"):
+        serving.health("none")
 
 
 def test_sets_of_known_images_are_bounded_and_unused_ones_go(tmp_path, monkeypatch):

@@ -143,6 +143,7 @@ class Host:
         self.per_step = per_step or (1 if on_cpu else PER_STEP)
         self.network = SharedNetwork(adapter, most_pixels=most_pixels, per_step=self.per_step)
         self._lock, self._learning = threading.RLock(), threading.RLock()
+        self._ends = threading.Event()
         self._clock = count(1)
         self._stepped = self._skipped = 0  # groups, of all streams
         self._store = None if store is None else Store(Path(store), adapter)
@@ -232,10 +233,11 @@ class Host:
             batch = self._next_groups()
             try:
                 self._learn(batch)
+                late = self._calibrate_late()
             finally:
                 if save:
                     saved = self.save_due()
-        return bool(batch) or saved
+        return bool(batch) or late or saved
 
     def _next_groups(self) -> list[_Group]:
         """Whole groups, those that wait longest first, as many as one step takes."""
@@ -373,8 +375,8 @@ class Host:
                 self._learn([_Group(found, images, changes)])
 
     def health(self, stream: str) -> Health:
-        """How ``stream`` is doing; see ``Adapter.health``."""
-        with self._lock, self.network.of(self._places.existing(stream)) as adapter:
+        """How ``stream`` is doing; see ``Adapter.health``. Who looks moves no stream."""
+        with self._lock, self.network.of(self._places.seen(stream)) as adapter:
             return adapter.health()
 
     def remove(self, stream: str) -> None:
@@ -407,7 +409,7 @@ class Host:
     def info(self, stream: str) -> StreamInfo:
         """One stream at a glance."""
         with self._lock:
-            return self._info(self._places.existing(stream))
+            return self._info(self._places.seen(stream))
 
     def stored(self) -> list[str]:
         """Names of streams with a state file."""
@@ -444,9 +446,8 @@ class Host:
         with self._learning:  # steps wait, answers go on
             made, name = self._calibration(images, rate, follow=follow)
             with self._lock:
-                names = [found.name for found in self._places]
                 if stream is not None:
-                    names = [self._places.existing(stream).name]
+                    self._places.existing(stream)
                 if self._store is not None:
                     self._store.keep_images(made, name, {found.known for found in self._places})
                 if stream is None:
@@ -455,9 +456,12 @@ class Host:
                     self._everywhere, self._serial = made, self._serial + 1
                 if images is not None:
                     self._known[name or ""] = made.images  # type: ignore[union-attr]
-        for each in names:
+            if stream is not None:
+                self._calibrate_meanwhile(stream, made)
+        while stream is None and not self._ends.is_set():  # the rest comes when they are read again
             with self._learning:
-                self._calibrate_meanwhile(each, made)
+                if not self._calibrate_late():
+                    break
         with self._lock:
             used = {found.known for found in self._places} | {self._name_of(self._everywhere)}
             self._known = {n: images for n, images in self._known.items() if n in used}
@@ -488,6 +492,22 @@ class Host:
         calibration.source_scores = calibration.scores.clone()
         return calibration, name
 
+    def drain(self) -> None:
+        """``close`` comes soon: ``calibrate`` leaves streams that it has not reached to later."""
+        self._ends.set()
+
+    def _is_late(self, stream: Stream) -> bool:
+        """Whether all streams are to be calibrated, and this one is not."""
+        return stream.serial < self._serial
+
+    def _calibrate_late(self) -> bool:
+        """Calibrate one stream that is late; whether there was one."""
+        with self._lock:
+            late = next((s.name for s in self._places if self._is_late(s)), None)
+        if late is not None and self._everywhere is not None:
+            self._calibrate_meanwhile(late, self._everywhere)
+        return late is not None
+
     def _calibrate_meanwhile(self, name: str, made: Calibration | StreamThreshold) -> None:
         """Let a stream decide by ``made``; it answers while its scores are computed."""
         while True:
@@ -496,7 +516,7 @@ class Host:
                 if stream is None:  # it left; when it comes back, it is calibrated
                     return
                 changes = stream.changes
-            mine = self._calibration_of(stream, made, self.network.learner)
+            mine = self._calibration_of(stream, made)
             with self._lock:
                 if self._places.in_memory(name) is not stream:
                     return
@@ -505,15 +525,15 @@ class Host:
                     return
 
     def _calibration_of(
-        self, stream: Stream, made: Calibration | StreamThreshold, adapter: Adapter
+        self, stream: Stream, made: Calibration | StreamThreshold
     ) -> Calibration | StreamThreshold:
-        """``made`` with scores of the stream's weights, by ``adapter``; the images are shared."""
+        """``made`` with scores of the stream's weights; the images are shared."""
         if isinstance(made, StreamThreshold):
             return StreamThreshold(self.adapter.backbone.device)
         mine = copy.deepcopy(made, {id(made.images): made.images})
         moves = stream.serving.moves
         if moves:
-            self.network.score_all(adapter, mine, stream.values, moves=moves)
+            self.network.score_all(self.network.learner, mine, stream.values, moves=moves)
         return mine
 
     def _decide(self, stream: Stream, by: Calibration | StreamThreshold) -> None:
@@ -596,20 +616,23 @@ class Host:
         if self._store is None:
             return None
         found = self._store.read(name, self._fresh_serving(), self._known)
-        if found is not None and self._everywhere is not None and found.serial < self._serial:
-            mine = self._calibration_of(found, self._everywhere, self.adapter)
-            self._decide(found, mine)  # done while it was away
-        elif found is not None and isinstance(found.serving.calibration, Calibration):
-            everywhere = self._everywhere
-            if isinstance(everywhere, Calibration) and found.known == self._name_of(everywhere):
-                found.serving.calibration.source_scores = everywhere.source_scores
+        everywhere = self._everywhere
+        if found is None or everywhere is None:
+            return found
+        takes_long = found.serving.moves > 0 and isinstance(everywhere, Calibration)
+        if self._is_late(found) and not takes_long:  # else ``work`` does it: an answer waits now
+            self._decide(found, self._calibration_of(found, everywhere))
+        mine = found.serving.calibration
+        if isinstance(mine, Calibration) and isinstance(everywhere, Calibration):
+            is_same = found.known == self._name_of(everywhere)
+            mine.source_scores = everywhere.source_scores if is_same else None
         return found
 
     def _new(self, name: str) -> Stream:
         draws = fresh_generator(self.adapter)
         stream = Stream(name, self.network.source, draws, self._fresh_serving())
         if self._everywhere is not None:
-            self._decide(stream, self._calibration_of(stream, self._everywhere, self.adapter))
+            self._decide(stream, self._calibration_of(stream, self._everywhere))
         return stream
 
     def _fresh_serving(self) -> Serving:

@@ -72,6 +72,13 @@ class Places:
             raise self._missing(name)
         return stream
 
+    def seen(self, name: str) -> Stream:
+        """The same to look at: no stream moves, and one that is away stays there."""
+        stream = self.in_memory(checked_name(name)) or self._read(name)
+        if stream is None:
+            raise self._missing(name)
+        return stream
+
     def add(self, stream: Stream, *, beside: Container[str] = ()) -> None:
         """A new stream gets a place."""
         stored = frozenset[str]() if self.store is None else self.store.names()

@@ -93,6 +93,7 @@ class Service:
         """No new requests; those that run come to their end. May be called by a signal."""
         self._ready = False
         self.draining.set()
+        self.host.drain()
 
     async def close(self) -> None:
         """Drain, wait for what runs, end the threads, save what is new."""
