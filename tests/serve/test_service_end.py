@@ -212,10 +212,13 @@ def test_the_command_serves_a_model_keeps_its_streams_and_refuses_another_method
             assert isinstance(out["images"][0]["name"], str)
             assert client.get("/v1/streams", headers={"authorization": ""}).status_code == 401
     assert command.process.returncode == 0, command.said
-    with Command(*given, "--group", 2, "--host", "0.0.0.0") as command:
+    names = ("--allow-host", "one.example", "two.example")
+    with Command(*given, "--group", 2, "--host", "0.0.0.0", *names) as command:
         assert "WARNING: 0.0.0.0 can be reached from other machines" in command.said
         with httpx.Client(base_url=command.url, trust_env=False) as client:
-            assert client.get("/v1/streams/a/health").json()["samples"] == 2
+            for host in ("localhost", "one.example", "two.example:80"):
+                told = client.get("/v1/streams/a/health", headers={"host": host}).json()
+                assert told["samples"] == 2
     assert command.process.returncode == 0, command.said
     with pytest.raises(SystemExit) as stop:
         main(["serve", *map(str, given[:-1]), "sar"])
@@ -239,6 +242,8 @@ def test_without_arguments_the_embedded_model_is_served_with_its_names():
         ("--threads", "0"),
         ("--max-streams", "0"),
         ("--port", "-1"),
+        ("--port", "65536"),
+        ("--allow-host", "one.example", "two.example:80"),
         ("--method", "tnt"),
         ("--token", "two words"),
     ],

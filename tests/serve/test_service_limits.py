@@ -26,6 +26,7 @@ LIMITS = Settings(
     queue=16,
 )
 PIXELS = 100_000
+HEAD = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +197,7 @@ def test_a_long_body_is_refused_whatever_it_says_of_itself(client, address):
             yield b"x" * 10_000
 
     problem(client.post("/v1/streams/bad/images", content=chunks()), 413)
-    head = (
-        b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"
-    )
+    head = HEAD + b"Content-Length: 999999999999\r\n\r\n"
     with address.raw(head) as sock:
         assert read_all(sock).startswith(b"HTTP/1.1 413 ")
 
@@ -216,7 +215,7 @@ def read_all(sock):
 
 
 def test_a_body_without_end_is_ended(address):
-    head = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     with address.raw(head) as sock:
         start = time.monotonic()
         sock.settimeout(0.2)
@@ -239,7 +238,7 @@ def test_headers_without_end_are_ended(address, monkeypatch):
 
 
 def test_a_client_that_hangs_up_changes_nothing(address, client):
-    head = b"POST /v1/streams/gone/images HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nhalf"
+    head = HEAD.replace(b"bad", b"gone") + b"Content-Length: 5000\r\n\r\nhalf"
     for _ in range(5):
         sock = address.raw(head)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -352,7 +351,7 @@ def test_bodies_share_a_bounded_memory():
 
 def test_too_many_requests_at_once_are_refused():
     settings = Settings(requests=2, read_seconds=3)
-    head = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+    head = HEAD + b"Content-Length: 5000\r\n\r\n"
     with running(tiny_host(), settings) as address, address.client() as client:
         socks = [address.raw(head) for _ in range(2)]
         until = time.monotonic() + 10
@@ -431,10 +430,55 @@ def test_health_and_readiness_need_no_token(guarded):
     assert guarded.get("/healthz").status_code == guarded.get("/readyz").status_code == 200
 
 
-def test_a_page_of_another_site_cannot_write(client):
-    headers = {"sec-fetch-site": "cross-site"}
-    problem(client.post("/v1/streams/good/reset", headers=headers), 403)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},  # another port of this machine
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "null"},
+    ],
+    ids=str,
+)
+def test_a_page_of_another_site_cannot_write(client, headers):
+    problem(client.post("/v1/streams/good/images", content=image(), headers=headers), 403, "site")
     assert client.get("/v1/streams", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_our_own_page_may_write(client, address, site):
+    headers = {"sec-fetch-site": site, "origin": address.url}
+    assert client.post("/v1/streams/good/unfreeze", headers=headers).status_code == 204
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "10.0.0.1", "", "[::1"])
+@pytest.mark.parametrize("path", ["/", "/v1/streams", "/v1/events", "/metrics", "/docs"])
+def test_without_a_token_a_name_that_points_here_is_not_ours(client, host, path):
+    """A page of evil.example may have that name point to 127.0.0.1; its browser would ask us."""
+    problem(client.get(path, headers={"host": host}), 421, "--allow-host")
+    assert client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]", "[::1]:8080"]
+)
+def test_loopback_is_called_by_its_names(client, host):
+    assert client.get("/v1/streams", headers={"host": host}).status_code == 200
+
+
+def test_other_names_are_allowed_or_need_a_token(guarded):
+    headers = {"host": "opentta.example.org:8443", "authorization": "Bearer sesame"}
+    assert guarded.get("/v1/streams", headers=headers).status_code == 200
+    allowing = Settings(allow_hosts=("other.example", "Opentta.example.org"))
+    with running(tiny_host(), allowing) as address, address.client() as client:
+        assert client.get("/v1/streams", headers=headers).status_code == 200
+        assert client.get("/v1/streams", headers={"host": "example.org"}).status_code == 421
+
+
+@pytest.mark.parametrize("name", ["", "example.org:80", "http://example.org", "a b"])
+def test_a_host_that_is_no_name_is_refused(name):
+    with pytest.raises(ConfigError, match="names of hosts"):
+        Settings(allow_hosts=(name,))
 
 
 @pytest.mark.parametrize("token", ["", "two words", "schlüssel", "line\n"])
