@@ -1,7 +1,9 @@
 """Bad input over HTTP gets the right status, and other streams notice nothing."""
 
 import base64
+import contextlib
 import io
+import json
 import socket
 import struct
 import time
@@ -235,6 +237,33 @@ def test_headers_without_end_are_ended(address, monkeypatch):
         with address.raw(head) as sock:
             sock.settimeout(20)
             assert sock.recv(100) == b""
+
+
+def test_silent_connections_make_room_for_those_that_ask():
+    with running(tiny_host(), Settings(requests=2)) as address, contextlib.ExitStack() as stack:
+        running_one = stack.enter_context(address.raw(HEAD + b"Content-Length: 5000\r\n\r\n"))
+        while not address.app.state.service.running:
+            time.sleep(0.01)
+        silent = [stack.enter_context(address.raw()) for _ in range(8)]
+        for _ in range(3):
+            with address.client() as client:
+                assert client.get("/healthz").status_code == 200
+        silent[0].settimeout(10)
+        assert silent[0].recv(100) == b"", "the one that was idle longest is closed"
+        silent[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+        running_one.sendall(b"x" * 5000)
+        assert running_one.recv(100).startswith(b"HTTP/1.1 422 "), "what runs is not closed"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"BREW\r\n\r\n"]
+)
+def test_what_is_no_http_is_a_problem_as_well(address, sent):
+    with address.raw(sent) as sock:
+        head, _, body = read_all(sock).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"application/problem+json" in head
+    assert json.loads(body)["status"] == 400
 
 
 def test_a_client_that_hangs_up_changes_nothing(address, client):
