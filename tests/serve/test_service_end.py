@@ -148,7 +148,7 @@ def test_a_request_that_runs_comes_to_its_end_while_the_server_drains(monkeypatc
     assert found[0]["images"][0]["ticket"] == 0
 
 
-def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch):
+def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch, caplog, capsys):
     host = tiny_host()
 
     def failing():
@@ -158,6 +158,8 @@ def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch):
     with running(host) as address:
         pass
     assert not address.app.state.service.is_closed
+    assert "not all streams are saved: no space left" in caplog.text
+    assert "Traceback" not in caplog.text + capsys.readouterr().err
 
 
 # The command ------------------------------------------------------------------------------

@@ -125,6 +125,11 @@ def test_unusual_images_are_answered(client, file):
     assert out.status_code == 200, out.text
 
 
+def test_a_bomb_is_called_one(client):
+    """Pillow refuses one of 900 million pixels by a limit of its own, before we can look."""
+    problem(client.post("/v1/streams/bad/images", content=bomb()), 422, "at most 100,000 pixels")
+
+
 def test_a_bad_image_fails_alone_among_requests_at_once(client):
     def post(number):
         file = BAD_IMAGES["truncated"] if number % 2 else image(number)

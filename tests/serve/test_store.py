@@ -122,22 +122,34 @@ def test_a_stale_writer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "fields", "what"),
+    ("method", "fields", "what", "differs"),
     [
-        ("tent", {}, "method"),
-        ("steady", {**LIVELY, "lr": 0.01}, "config"),
-        ("steady", {**LIVELY, "group": 8}, "policy"),
+        ("tent", {}, "method", '"steady" there, "tent" here'),
+        ("steady", {**LIVELY, "lr": 0.01}, "config", '{"lr": 0.05} there, {"lr": 0.01} here'),
+        ("steady", {**LIVELY, "group": 8}, "policy", '{"group": 4} there, {"group": 8} here'),
     ],
 )
-def test_a_store_of_something_else_is_refused(tmp_path, method, fields, what):
+def test_a_store_of_something_else_is_refused(tmp_path, method, fields, what, differs):
     host(store=tmp_path)
-    with pytest.raises(StateError, match=rf"the store .* is of another {what}"):
+    with pytest.raises(StateError, match=rf"the store .* is of another {what}: {differs}"):
         Host(tiny_vit(), method, store=tmp_path, **fields)
     other = tiny_vit()
     with torch.no_grad():
         other.head.bias += 1
     with pytest.raises(StateError, match="is of another backbone"):
         Host(other, "steady", store=tmp_path, **LIVELY)
+
+
+def test_a_store_and_a_file_of_another_format_are_refused_by_name(tmp_path, monkeypatch):
+    with host(store=tmp_path) as serving:
+        serving.answer({"a": pictures(1)})
+    monkeypatch.setattr(store, "FORMAT", 2)
+    with pytest.raises(StateError, match=r"host\.json has format 1.*reads format 2.*opentta \d"):
+        host(store=tmp_path)
+    words = json.loads((tmp_path / "host.json").read_text())
+    (tmp_path / "host.json").write_text(json.dumps({**words, "store_format": 2}))
+    with pytest.raises(StateError, match=r"a\.safetensors has format 1"):
+        host(store=tmp_path).health("a")
 
 
 def test_damaged_files_are_told(tmp_path):

@@ -29,7 +29,13 @@ from opentta.adapter.kept import Kept
 from opentta.adapter.serving import Feedback, Serving
 from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
-from opentta.errors import CalibrationError, ConfigError, HostFullError, StateError
+from opentta.errors import (
+    CalibrationError,
+    ConfigError,
+    DecisionError,
+    HostFullError,
+    StateError,
+)
 from opentta.parts.pixels import packed
 from opentta.serve.network import Checked, Images, SharedNetwork, fresh_generator, versioned
 from opentta.serve.places import Places
@@ -365,9 +371,15 @@ class Host:
         """Learn from all images of ``stream`` that wait; none wait after it."""
         with self._learning:
             with self._lock:
-                found = self._touched(stream)
-                with self.network.of(found) as adapter:
-                    adapter.flush()  # an error where it does not learn; its own buffer is empty
+                found = self._places.existing(stream)
+                if not found.serving.learns:
+                    paused = found.serving.is_paused
+                    raise DecisionError(
+                        f"the stream {stream!r} does not learn now, so its images go on waiting: "
+                        + ("it is paused, resume it" if paused else "it is frozen, unfreeze it")
+                        + " first"
+                    )
+                self._touched(stream)
                 groups = [group for group in (found.ready, found.waiting) if group]
                 found.ready, found.waiting, found.is_learning = [], [], True
                 changes = found.changes

@@ -143,7 +143,7 @@ class Places:
             raise HostFullError(
                 f"{self.max_streams} streams are in memory, the most that this host holds, and "
                 "there is no store that one of them could leave for: remove a stream, raise "
-                "max_streams, or give the host a folder, store=..."
+                "max_streams, or give the host a store, which is a folder"
             )
         failed: StateError | None = None
         for name, stream in list(self._streams.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from opentta.errors import OpenttaError
 from opentta.serve.bodies import Room
 from opentta.serve.gather import Answer, Asked, Gather
 from opentta.serve.host import Host
@@ -24,6 +26,8 @@ from opentta.serve.retries import Retries
 from opentta.serve.settings import Settings
 from opentta.serve.stream import Waiting
 from opentta.serve.worker import Worker
+
+log = logging.getLogger("opentta.serve")
 
 T = TypeVar("T")
 DECODING = 2  # threads
@@ -101,7 +105,10 @@ class Service:
         until = time.monotonic() + self.settings.request_seconds
         while self.running and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(self._end)
+        try:
+            await asyncio.to_thread(self._end)
+        except OpenttaError as error:
+            log.error("not all streams are saved: %s", error)
 
     def _end(self) -> None:
         self._gather.stop()
