@@ -101,7 +101,7 @@ def make_server(app: FastAPI, *, host: str, port: int) -> Server:
 
 
 def serve(app: FastAPI, *, host: str, port: int, threads: int = 1) -> bool:
-    """Serve until SIGTERM or SIGINT; whether all was saved.
+    """Serve until SIGTERM; whether all was saved. After SIGINT: KeyboardInterrupt, when it is.
 
     ``threads`` are those of one forward or step; answers and learning run at the same time.
     """
