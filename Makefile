@@ -1,18 +1,23 @@
-# `make bench`, `make test` and `make docs` do all their own set-up. The rest is for developing.
+# `make bench`, `make demo`, `make test` and `make docs` do all their own set-up. The rest is for
+# developing.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
+SERVE := $(VENV)/.serve
 SITE := $(VENV)/.site
 
-.PHONY: bench test docs test-slow coverage lint format browser clean help
+.PHONY: bench demo test docs test-slow coverage lint format browser clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/'
 
 bench: $(DEMO)  ## install, then the embedded benchmark: a table and a report page
 	$(BIN)/opentta bench
+
+demo: $(SERVE)  ## install, then streams that adapt while you look: http://127.0.0.1:8080
+	$(BIN)/opentta serve --demo
 
 test: $(READY) lint  ## ruff, mypy, import-linter, pytest
 	$(BIN)/pytest -q -n auto --dist worksteal -m "not slow"
@@ -55,6 +60,10 @@ $(DEMO): pyproject.toml  # what the demo needs, and no more
 $(READY): $(DEMO)  # all extras, for the tests
 	$(BIN)/pip install -q -e '.[ray,hf,serve,dev]'
 	touch $(READY)
+
+$(SERVE): $(DEMO)  # what the service needs beside it
+	$(BIN)/pip install -q -e '.[serve]'
+	touch $(SERVE)
 
 $(SITE): $(DEMO)  # what builds the documentation
 	$(BIN)/pip install -q -e '.[docs]'

@@ -4,16 +4,18 @@
     python benchmarks/serve_load.py quarter                    # a quarter of the frozen's largest
     python benchmarks/serve_load.py memory                     # 100,000 requests
     python benchmarks/serve_load.py idle --group 4             # what 2,000 idle streams cost
+    python benchmarks/serve_load.py sizes                      # bytes of a stream, of every method
 
-Each starts the services that it needs as processes of their own, with the embedded model and its
-images as JPEG files, one per request, and ends them. ``--requests``, ``--streams`` and
-``--seconds`` bound what is sent. A run says how many answers came, so that one that was cut short
-cannot be taken for a whole one.
+Each but the last starts the services that it needs as processes of their own, with the embedded
+model and its images as JPEG files, one per request, and ends them. ``--requests``, ``--streams``
+and ``--seconds`` bound what is sent. A run says how many answers came, so that one that was cut
+short cannot be taken for a whole one.
 
 ``streams``: several connections, each of which asks as soon as it was answered. ``quarter``: at a
 steady rate, whatever the answers do; latency is from when a request was due. There the frozen
 service (method ``source``) and the adapting one (``--budget 1.5``) take turns, and the median of
-the ratios counts.
+the ratios counts. ``sizes`` has a ``Host`` of its own and random weights where ``--model`` is
+given: bytes do not depend on them.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +41,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from opentta.datasets.embedded import embedded_set
+from opentta.serve import Host
 
 ADDRESS = "127.0.0.1"
 FILES = 200  # images that are sent again and again
@@ -330,17 +335,68 @@ def idle(args: argparse.Namespace) -> None:
         print(f"stated: {stated / 1024:.1f} KiB per stream")
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that are a stream's own."""
+
+    first: int  # after its first step
+    file: int  # its state file then
+    full: int  # with a full buffer of decoded images
+    last: int  # after all images, of which none waits
+
+
+def sizes_of(host: Host, images: Tensor, folder: Path) -> Sizes:
+    """Sizes of a stream that is sent ``images`` (n, 3, H, W); ``folder``: the host's store."""
+    group, name = host.adapter.policy.group, "stream"
+    host.answer({name: images[:group]})
+    host.work()
+    host.save(name)
+    first, file = host.info(name).nbytes, (folder / "streams" / f"{name}.safetensors").stat()
+    for part in (images[:group], images[1:group]):
+        host.answer({name: part})
+    full = host.info(name).nbytes
+    for start in range(0, len(images), group):
+        host.work()
+        host.answer({name: images[start : start + group]})
+    host.flush(name)
+    return Sizes(first, file.st_size, full, host.info(name).nbytes)
+
+
+def sizes(args: argparse.Namespace) -> None:
+    """A table: what is a stream's own, in memory and in its file."""
+    import timm
+    import torch
+
+    import opentta
+    from opentta import assets
+
+    jpegs = [Image.open(io.BytesIO(file)) for file in files()]
+    print(f"{'method':<14}{'first step':>12}{'its file':>12}{'full buffer':>12}{'last':>12}  kB")
+    for method in [args.method] if args.method else opentta.methods():
+        model = timm.create_model(args.model, num_classes=1000) if args.model else assets.model()
+        with tempfile.TemporaryDirectory() as folder:
+            host = Host(model, method, store=folder, group=args.group)
+            images = torch.stack([host.adapter.preprocess(image) for image in jpegs])
+            images = images.repeat(-(-args.requests // len(images)), 1, 1, 1)[: args.requests]
+            if host.adapter.needs_source:
+                host.fit_source([images[: args.group]])
+            found = sizes_of(host, images, Path(folder))
+        columns = (found.first, found.file, found.full, found.last)
+        print(f"{method:<14}" + "".join(f"{n / 1000:>12,.1f}" for n in columns), flush=True)
+
+
 def budget(args: argparse.Namespace, method: str) -> list[str]:
     """Options of the adapting service."""
     return [] if method == "source" or args.budget is None else ["--budget", str(args.budget)]
 
 
-MODES = {"streams": streams, "quarter": quarter, "memory": memory, "idle": idle}
+MODES = {"streams": streams, "quarter": quarter, "memory": memory, "idle": idle, "sizes": sizes}
 DEFAULTS = {  # streams, requests
     "streams": ([1, 16, 256, 2000], 2000),
     "quarter": ([16], 2000),
     "memory": ([16], 100_000),
     "idle": ([2000], 0),
+    "sizes": ([1], 200),
 }
 
 
@@ -348,7 +404,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("mode", choices=sorted(MODES))
-    parser.add_argument("--method", default="steady")
+    parser.add_argument("--method", help="steady; sizes: all")
+    parser.add_argument("--model", metavar="TIMM_NAME", help="sizes: the embedded one")
     parser.add_argument("--streams", type=int, nargs="+", metavar="N")
     parser.add_argument("--requests", type=int, help="per run, beside the warm-up")
     parser.add_argument("--runs", type=int, default=5, help="of each service, for quarter")
@@ -360,6 +417,8 @@ def main() -> None:
     usual = DEFAULTS[args.mode]
     args.streams = args.streams or usual[0]
     args.requests = args.requests or usual[1]
+    if args.mode != "sizes":
+        args.method = args.method or "steady"
     if args.mode == "quarter" and args.budget is None:
         args.budget = 1.5
     if min(args.streams) < 1 or args.runs < 1 or args.group < 1 or args.at_once < 1:

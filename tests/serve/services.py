@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import os
 import re
 import signal
 import socket
@@ -93,8 +94,9 @@ class Address:
 class Process:
     """The service in a process of its own, over a store."""
 
-    def __init__(self, store: Path, *, save_every=8):
+    def __init__(self, store: Path, *, save_every=8, step_seconds=0.0):
         command = [sys.executable, __file__, str(store), "--save-every", str(save_every)]
+        command += ["--step-seconds", str(step_seconds)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines = []
         self.address = Address(self._port())
@@ -109,6 +111,18 @@ class Process:
                 return int(found[1])
         raise AssertionError("".join(self.lines))
 
+    @property
+    def saves(self):
+        """Of each save that began: stream, when it began and when its file was there, if ever."""
+        begun, found = {}, []
+        for line in self.lines:
+            match line.split():
+                case ["saving", name, seconds]:
+                    begun[name] = float(seconds)
+                case ["saved", name, seconds]:
+                    found.append((name, begun.pop(name), float(seconds)))
+        return found + [(name, seconds, None) for name, seconds in begun.items()]
+
     def stop(self, sig=signal.SIGTERM):
         """The exit status after a signal."""
         self.process.send_signal(sig)
@@ -118,12 +132,38 @@ class Process:
         return status
 
 
+def slow_down(host, seconds):
+    """Every step takes so much longer."""
+    stepped = host.network.stepped
+
+    def slowly(*args):
+        time.sleep(seconds)
+        return stepped(*args)
+
+    host.network.stepped = slowly
+
+
+def tell_saves(host):
+    """Print when each save of a stream begins and ends; the clock is the same in all processes."""
+    save = host._places.save
+
+    def told(stream):
+        os.write(2, f"saving {stream.name} {time.monotonic()}\n".encode())
+        save(stream)
+        os.write(2, f"saved {stream.name} {time.monotonic()}\n".encode())
+
+    host._places.save = told
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("store", type=Path)
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--step-seconds", type=float)
     args = parser.parse_args()
     host = tiny_host(store=args.store, save_every=args.save_every, max_streams=8)
+    slow_down(host, args.step_seconds)
+    tell_saves(host)
     sys.exit(0 if serve(create_app(host), host="127.0.0.1", port=0) else 1)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,6 +160,25 @@ def test_a_stream_that_has_not_learned_is_waited_for_but_not_for_ever(monkeypatc
     service.is_frozen = True  # it will never learn
     monkeypatch.setattr(demo, "PATIENCE", 1e6)
     asyncio.run(waited())
+
+
+def test_nothing_waits_while_it_asks_what_a_stream_has_learned(monkeypatch):
+    """The list of streams takes a lock, which a forward may hold."""
+    service, is_free = FakeService(), threading.Event()
+
+    def locked():
+        assert is_free.wait(10), "the loop waited for it"
+        return []
+
+    monkeypatch.setattr(service.host, "streams", locked)
+
+    async def asked():
+        task = asyncio.create_task(Quick(service)._learned("outdoors"))
+        await asyncio.sleep(0.05)
+        is_free.set()
+        await task
+
+    asyncio.run(asked())
 
 
 def test_a_refusal_does_not_end_it(monkeypatch, caplog):

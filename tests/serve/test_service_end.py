@@ -1,5 +1,6 @@
 """The service stops, is killed, and goes on."""
 
+import math
 import os
 import re
 import signal
@@ -29,12 +30,16 @@ def post(client, stream, seed=0):
 class Load(threading.Thread):
     """Sends images of its stream one after the other until the server is gone.
 
-    ``answered`` counts images, all along; ``last`` is what came back.
+    ``tickets`` and ``times`` are those of the answers that came.
     """
 
     def __init__(self, url, stream):
         super().__init__()
-        self.url, self.stream, self.answered, self.tickets = url, stream, 0, []
+        self.url, self.stream, self.tickets, self.times = url, stream, [], []
+
+    @property
+    def answered(self):
+        return len(self.times)
 
     def run(self):
         with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as client:
@@ -46,8 +51,8 @@ class Load(threading.Thread):
                 if out.status_code != 200:
                     assert out.status_code == 503, out.text  # it drains
                     return
-                self.answered += 1
                 self.tickets.append(out.json()["images"][0]["ticket"])
+                self.times.append(time.monotonic())
 
 
 def test_sigterm_ends_what_runs_saves_all_and_the_next_process_goes_on(tmp_path):
@@ -70,23 +75,26 @@ def test_sigterm_ends_what_runs_saves_all_and_the_next_process_goes_on(tmp_path)
         assert load.tickets == list(range(load.answered))
 
 
-def test_a_kill_under_load_loses_little(tmp_path):
+def test_a_kill_under_load_loses_no_more_than_is_said(tmp_path):
     kill_under_load(tmp_path, kills=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_kills_under_load_lose_little(tmp_path):
+def test_twenty_kills_under_load_lose_no_more_than_is_said(tmp_path):
     lost = kill_under_load(tmp_path, kills=20)
-    sys.stderr.write(f"images lost per kill and stream, sorted: {sorted(lost)}\n")
+    sys.stderr.write(f"images lost, and answered during saves, per kill and stream: {lost}\n")
 
 
 def kill_under_load(store, kills, streams=3):
-    """After each kill: how many answered images each stream has lost."""
+    """For each kill and stream: images lost, and those answered while a save was written.
+
+    Steps are slow: a save that waits for one would lose far more.
+    """
     known = dict.fromkeys((f"s{number}" for number in range(streams)), 0)  # images, in the file
-    lost = []
+    found = []
     for number in range(kills):
-        process = Process(store, save_every=SAVE_EVERY)
+        process = Process(store, save_every=SAVE_EVERY, step_seconds=0.5)
         with process.address.client() as client:
             for name, images in known.items():
                 if images:  # it goes on where the last process was found to be
@@ -94,7 +102,7 @@ def kill_under_load(store, kills, streams=3):
         loads = [Load(process.address.url, name) for name in known]
         for load in loads:
             load.start()
-        while not all(load.answered >= 20 + number for load in loads):
+        while not all(load.answered >= 40 + number for load in loads):
             time.sleep(0.01)
         assert process.stop(signal.SIGKILL) == -signal.SIGKILL
         for load in loads:
@@ -102,12 +110,19 @@ def kill_under_load(store, kills, streams=3):
         again = tiny_host(store=store)  # reads every file whole, or raises
         for load in loads:
             images, sent = again.info(load.stream).images, known[load.stream] + load.answered
-            # save-every, and what came while a step and the saves of others ran: a few images;
+            beside = answered_beside(process.saves, load)
             # one more than was answered may be saved, as its answer was under way
-            assert sent - 4 * SAVE_EVERY <= images <= sent + 1
-            lost.append(max(0, sent - images))
+            assert sent - SAVE_EVERY - beside <= images <= sent + 1
+            found.append((max(0, sent - images), beside))
             known[load.stream] = images
-    return lost
+    return found
+
+
+def answered_beside(saves, load):
+    """Answers of a stream that came while a save was written, since its last whole one began."""
+    since = max((begun for name, begun, ended in saves if name == load.stream and ended), default=0)
+    late = [(begun, ended or math.inf) for _, begun, ended in saves if begun >= since]
+    return sum(any(begun <= at <= ended for begun, ended in late) for at in load.times)
 
 
 def test_a_request_that_runs_comes_to_its_end_while_the_server_drains(monkeypatch):
@@ -133,7 +148,7 @@ def test_a_request_that_runs_comes_to_its_end_while_the_server_drains(monkeypatc
     assert found[0]["images"][0]["ticket"] == 0
 
 
-def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch):
+def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch, caplog, capsys):
     host = tiny_host()
 
     def failing():
@@ -143,6 +158,8 @@ def test_a_state_that_cannot_be_saved_at_the_end_is_no_success(monkeypatch):
     with running(host) as address:
         pass
     assert not address.app.state.service.is_closed
+    assert "not all streams are saved: no space left" in caplog.text
+    assert "Traceback" not in caplog.text + capsys.readouterr().err
 
 
 # The command ------------------------------------------------------------------------------
@@ -197,10 +214,13 @@ def test_the_command_serves_a_model_keeps_its_streams_and_refuses_another_method
             assert isinstance(out["images"][0]["name"], str)
             assert client.get("/v1/streams", headers={"authorization": ""}).status_code == 401
     assert command.process.returncode == 0, command.said
-    with Command(*given, "--group", 2, "--host", "0.0.0.0") as command:
+    names = ("--allow-host", "one.example", "two.example")
+    with Command(*given, "--group", 2, "--host", "0.0.0.0", *names) as command:
         assert "WARNING: 0.0.0.0 can be reached from other machines" in command.said
         with httpx.Client(base_url=command.url, trust_env=False) as client:
-            assert client.get("/v1/streams/a/health").json()["samples"] == 2
+            for host in ("localhost", "one.example", "two.example:80"):
+                told = client.get("/v1/streams/a/health", headers={"host": host}).json()
+                assert told["samples"] == 2
     assert command.process.returncode == 0, command.said
     with pytest.raises(SystemExit) as stop:
         main(["serve", *map(str, given[:-1]), "sar"])
@@ -224,6 +244,8 @@ def test_without_arguments_the_embedded_model_is_served_with_its_names():
         ("--threads", "0"),
         ("--max-streams", "0"),
         ("--port", "-1"),
+        ("--port", "65536"),
+        ("--allow-host", "one.example", "two.example:80"),
         ("--method", "tnt"),
         ("--token", "two words"),
     ],

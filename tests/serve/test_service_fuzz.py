@@ -111,7 +111,8 @@ def fuzz(count, seed):
         while sum(statuses.values()) < count:
             method, path, headers, body = any_request(dice, files)
             if dice.random() < 0.2:
-                head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+                head += f"Content-Length: {len(body)}\r\n\r\n"
                 answer = send_bytes(address, dice, mutated(dice, head.encode() + body))
                 status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0
             else:

@@ -1,7 +1,9 @@
 """Bad input over HTTP gets the right status, and other streams notice nothing."""
 
 import base64
+import contextlib
 import io
+import json
 import socket
 import struct
 import time
@@ -14,11 +16,19 @@ from services import as_files, image, running, tiny_host
 
 from opentta.errors import ConfigError
 from opentta.serve.settings import Settings
+from opentta.testing import SIZE
 
 LIMITS = Settings(
-    images=4, known=30, body_bytes=200_000, read_seconds=1.5, request_seconds=20, queue=16
+    images=4,
+    known=30,
+    pixels=200_000,
+    body_bytes=200_000,
+    read_seconds=1.5,
+    request_seconds=20,
+    queue=16,
 )
 PIXELS = 100_000
+HEAD = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +125,11 @@ def test_unusual_images_are_answered(client, file):
     assert out.status_code == 200, out.text
 
 
+def test_a_bomb_is_called_one(client):
+    """Pillow refuses one of 900 million pixels by a limit of its own, before we can look."""
+    problem(client.post("/v1/streams/bad/images", content=bomb()), 422, "at most 100,000 pixels")
+
+
 def test_a_bad_image_fails_alone_among_requests_at_once(client):
     def post(number):
         file = BAD_IMAGES["truncated"] if number % 2 else image(number)
@@ -132,6 +147,55 @@ def test_too_many_images_are_refused(client):
     problem(client.post("/v1/streams/bad/calibrate", files=known), 413, "30 images")
 
 
+@pytest.mark.parametrize("call", ["images", "calibrate"])
+def test_too_many_pixels_in_all_are_refused_before_any_is_decoded(client, call):
+    """A file of a few kilobytes may be a picture of millions of pixels, and a request has many."""
+    files = as_files([plain(300, 300)] * 3, "known")
+    problem(client.post(f"/v1/streams/bad/{call}", files=files), 413, "200,000 pixels in all")
+    assert client.get("/v1/streams/bad/health").status_code == 404
+
+
+def plain(width, height):
+    """A picture that is small as a file."""
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_picture_that_takes_long_to_decode_is_decoded_once():
+    host = tiny_host()
+    small, large = plain(100, 100), plain(2100, 2000)
+    assert host.checked([small]).waiting == [small]  # smaller than its pixels
+    assert host.checked([large]).waiting[0].shape == (3, SIZE, SIZE)
+
+
+def test_a_request_of_many_slow_images_holds_no_other_up(monkeypatch):
+    host, decoded = tiny_host(), []
+    checked = host.checked
+
+    def slow(files):
+        if files != [image(7)]:
+            time.sleep(0.05)
+            decoded.append(files)
+        return checked(files)
+
+    monkeypatch.setattr(host, "checked", slow)
+    with running(host) as address, ThreadPoolExecutor(4) as pool:
+
+        def post(stream, files):
+            with address.client() as client:
+                out = client.post(f"/v1/streams/{stream}/images", files=as_files(files))
+            assert out.status_code == 200, out.text
+
+        big = [pool.submit(post, f"big{number}", [image()] * 30) for number in range(2)]
+        while len(decoded) < 4:
+            time.sleep(0.005)
+        post("small", [image(7)])
+        assert len(decoded) < 40, "it waited for all images of the others"
+        for one in big:
+            one.result()
+
+
 def test_a_long_body_is_refused_whatever_it_says_of_itself(client, address):
     problem(client.post("/v1/streams/bad/images", content=b"x" * 200_001), 413, "200,000 bytes")
 
@@ -140,9 +204,7 @@ def test_a_long_body_is_refused_whatever_it_says_of_itself(client, address):
             yield b"x" * 10_000
 
     problem(client.post("/v1/streams/bad/images", content=chunks()), 413)
-    head = (
-        b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"
-    )
+    head = HEAD + b"Content-Length: 999999999999\r\n\r\n"
     with address.raw(head) as sock:
         assert read_all(sock).startswith(b"HTTP/1.1 413 ")
 
@@ -160,7 +222,7 @@ def read_all(sock):
 
 
 def test_a_body_without_end_is_ended(address):
-    head = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     with address.raw(head) as sock:
         start = time.monotonic()
         sock.settimeout(0.2)
@@ -182,8 +244,35 @@ def test_headers_without_end_are_ended(address, monkeypatch):
             assert sock.recv(100) == b""
 
 
+def test_silent_connections_make_room_for_those_that_ask():
+    with running(tiny_host(), Settings(requests=2)) as address, contextlib.ExitStack() as stack:
+        running_one = stack.enter_context(address.raw(HEAD + b"Content-Length: 5000\r\n\r\n"))
+        while not address.app.state.service.running:
+            time.sleep(0.01)
+        silent = [stack.enter_context(address.raw()) for _ in range(8)]
+        for _ in range(3):
+            with address.client() as client:
+                assert client.get("/healthz").status_code == 200
+        silent[0].settimeout(10)
+        assert silent[0].recv(100) == b"", "the one that was idle longest is closed"
+        silent[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+        running_one.sendall(b"x" * 5000)
+        assert running_one.recv(100).startswith(b"HTTP/1.1 422 "), "what runs is not closed"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"BREW\r\n\r\n"]
+)
+def test_what_is_no_http_is_a_problem_as_well(address, sent):
+    with address.raw(sent) as sock:
+        head, _, body = read_all(sock).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"application/problem+json" in head
+    assert json.loads(body)["status"] == 400
+
+
 def test_a_client_that_hangs_up_changes_nothing(address, client):
-    head = b"POST /v1/streams/gone/images HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nhalf"
+    head = HEAD.replace(b"bad", b"gone") + b"Content-Length: 5000\r\n\r\nhalf"
     for _ in range(5):
         sock = address.raw(head)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -257,7 +346,6 @@ def test_many_ids_find_no_room(client, ids):
 def test_unknown_routes_and_methods_are_problems(client):
     problem(client.get("/nowhere"), 404)
     problem(client.get("/v1/streams/a/images"), 405)
-    problem(client.get("/page/..%2fapp.py"), 404)
     problem(client.post("/v1/streams/good/images?learn=perhaps", content=image()), 422, "learn")
 
 
@@ -296,7 +384,7 @@ def test_bodies_share_a_bounded_memory():
 
 def test_too_many_requests_at_once_are_refused():
     settings = Settings(requests=2, read_seconds=3)
-    head = b"POST /v1/streams/bad/images HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+    head = HEAD + b"Content-Length: 5000\r\n\r\n"
     with running(tiny_host(), settings) as address, address.client() as client:
         socks = [address.raw(head) for _ in range(2)]
         until = time.monotonic() + 10
@@ -352,8 +440,23 @@ def test_without_the_token_nothing_is_told(guarded, given):
 def test_the_page_holds_no_data_and_is_open_and_what_it_shows_is_not(guarded):
     assert guarded.get("/").status_code == guarded.get("/page/page.js").status_code == 200
     problem(guarded.get("/v1/events"), 401)
-    problem(guarded.get("/page/../v1/streams"), 401)
-    problem(guarded.get("/page/../../metrics"), 401)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/page/../v1/streams", "/page/../../metrics", "/page/..%2f..%2fmetrics"),
+        *("/page/%2e%2e/v1/streams", "/page/..%2findex.html", "/page//etc/passwd", "//metrics"),
+    ],
+)
+def test_no_way_through_the_page_leads_past_the_token(guarded, path):
+    """Sent as it is: clients take the dots out."""
+    port = guarded.base_url.port
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
+        sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = read_all(sock)
+    assert answer.startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 404 ")), answer
+    assert b"application/problem+json" in answer
 
 
 def test_with_the_token_all_is_open(guarded):
@@ -375,10 +478,55 @@ def test_health_and_readiness_need_no_token(guarded):
     assert guarded.get("/healthz").status_code == guarded.get("/readyz").status_code == 200
 
 
-def test_a_page_of_another_site_cannot_write(client):
-    headers = {"sec-fetch-site": "cross-site"}
-    problem(client.post("/v1/streams/good/reset", headers=headers), 403)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},  # another port of this machine
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "null"},
+    ],
+    ids=str,
+)
+def test_a_page_of_another_site_cannot_write(client, headers):
+    problem(client.post("/v1/streams/good/images", content=image(), headers=headers), 403, "site")
     assert client.get("/v1/streams", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_our_own_page_may_write(client, address, site):
+    headers = {"sec-fetch-site": site, "origin": address.url}
+    assert client.post("/v1/streams/good/unfreeze", headers=headers).status_code == 204
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "10.0.0.1", "", "[::1"])
+@pytest.mark.parametrize("path", ["/", "/v1/streams", "/v1/events", "/metrics", "/docs"])
+def test_without_a_token_a_name_that_points_here_is_not_ours(client, host, path):
+    """A page of evil.example may have that name point to 127.0.0.1; its browser would ask us."""
+    problem(client.get(path, headers={"host": host}), 421, "--allow-host")
+    assert client.get("/healthz", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]", "[::1]:8080"]
+)
+def test_loopback_is_called_by_its_names(client, host):
+    assert client.get("/v1/streams", headers={"host": host}).status_code == 200
+
+
+def test_other_names_are_allowed_or_need_a_token(guarded):
+    headers = {"host": "opentta.example.org:8443", "authorization": "Bearer sesame"}
+    assert guarded.get("/v1/streams", headers=headers).status_code == 200
+    allowing = Settings(allow_hosts=("other.example", "Opentta.example.org"))
+    with running(tiny_host(), allowing) as address, address.client() as client:
+        assert client.get("/v1/streams", headers=headers).status_code == 200
+        assert client.get("/v1/streams", headers={"host": "example.org"}).status_code == 421
+
+
+@pytest.mark.parametrize("name", ["", "example.org:80", "http://example.org", "a b"])
+def test_a_host_that_is_no_name_is_refused(name):
+    with pytest.raises(ConfigError, match="names of hosts"):
+        Settings(allow_hosts=(name,))
 
 
 @pytest.mark.parametrize("token", ["", "two words", "schlüssel", "line\n"])

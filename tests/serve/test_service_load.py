@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from services import GROUP, image, running, tiny_host
 
 from opentta.serve.settings import Settings
+from opentta.testing import SIZE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,3 +73,13 @@ def test_groups_are_read_from_the_metrics(serve_load):
         with address.client() as client:
             assert client.post("/v1/streams/stream-0/flush").status_code == 204
         assert server.groups() == (1, 0)
+
+
+def test_sizes_of_a_stream_are_those_that_it_states(serve_load, tmp_path):
+    images = torch.randint(0, 256, (3 * GROUP, 3, SIZE, SIZE)).float() / 255
+    host = tiny_host("rotta", store=tmp_path)
+    found = serve_load.sizes_of(host, images, tmp_path)
+    assert found.full - found.first == (2 * GROUP - 1) * 3 * SIZE * SIZE  # a byte per value
+    assert found.last == host.info("stream").nbytes > found.first  # it remembers images
+    assert host.info("stream").waiting == 0 and host.info("stream").skipped == 0
+    assert 0 < found.file - found.first < 20_000  # names and counts

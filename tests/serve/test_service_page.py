@@ -3,6 +3,7 @@
 One test runs the demo with the embedded model; the others a tiny model.
 """
 
+import re
 import time
 
 import pytest
@@ -125,6 +126,19 @@ def test_the_page_asks_for_another_token_and_says_when_it_is_wrong(browser):
         tab.press("Enter", 13, "\r")
         eventually(tab, STATE, lambda state: state == "live")
         assert not tab.evaluate("document.getElementById('ask').checkVisibility()")
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_dark_page_is_dark_and_fits(browser, width):
+    with running(tiny_host()) as address:
+        send(address, "left")
+        tab = Tab(browser, address.url, width, dark=True)
+        eventually(tab, PICTURES, lambda n: n == 4)
+        ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(map(int, re.findall(r"\d+", ground)[:3])) < 80, ground
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate(OVERFLOWING) == []
+        assert tab.complaints() == []
 
 
 def test_what_a_stream_is_called_is_text_and_not_a_page(browser):

@@ -110,6 +110,7 @@ def test_after_calibration_there_are_p_values_and_decisions(name):
     [
         ({"json": {"known": 3}}, "known"),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, "JSON"),
+        ({"json": {"known": None}, "params": {"rate": 0.1}}, "parameters none, got 'rate'"),
         ({"content": b"x"}, "known images in a multipart form"),
         ({"files": as_files([image()] * 3, "known")}, "at least 19"),
         ({"files": as_files([image()], "known"), "data": {"rate": "nan"}}, "between 0 and 1"),
@@ -152,6 +153,19 @@ def test_labels_that_fit_nothing_are_refused(client, name, body):
     assert out.status_code == 422 and out.headers["content-type"] == "application/problem+json"
 
 
+def test_errors_are_told_in_the_words_of_http(client, address, name):
+    client.post(f"/v1/streams/{name}/images", content=image())
+    url = f"/v1/streams/{name}/feedback"
+    said = client.post(url, json={"tickets": [0], "labels": [10]}).json()["detail"]
+    assert 'or "unknown", got 10' in said and "opentta" not in said
+    address.app.state.service.host._places.find(name).serving.kept.forget(1)
+    said = client.post(url, json={"tickets": [0], "labels": [1]}).json()["detail"]
+    assert said.endswith("Give labels sooner")
+    client.post(f"/v1/streams/{name}/freeze")
+    said = client.post(f"/v1/streams/{name}/flush").json()["detail"]
+    assert said.endswith("it is frozen, unfreeze it first")
+
+
 def test_a_stream_is_frozen_reset_flushed_and_removed(client, name):
     def post(action):
         return client.post(f"/v1/streams/{name}/{action}").status_code
@@ -179,6 +193,33 @@ def test_the_list_has_the_latest_first(client, name):
     assert client.get("/v1/streams?limit=0").status_code == 422
 
 
+def test_stored_streams_are_listed_by_name(tmp_path):
+    host = tiny_host(store=tmp_path, max_streams=1)
+    with running(host) as address, address.client() as client:
+        for stream in ("b", "a", "c"):
+            assert client.post(f"/v1/streams/{stream}/images", content=image()).status_code == 200
+        out = client.get("/v1/streams?stored=true").json()
+        assert out["stored_names"] == ["a", "b"] and out["stored"] == 2
+        assert [one["name"] for one in out["streams"]] == ["c"]
+        assert client.get("/v1/streams").json()["stored_names"] is None
+
+
+@pytest.mark.parametrize("query", ["?lern=false", "?learn=true&learns=false", "?Learn=false"])
+def test_a_mistyped_parameter_is_refused(client, name, query):
+    out = client.post(f"/v1/streams/{name}/images{query}", content=image())
+    assert out.status_code == 422 and "parameters learn, got" in out.json()["detail"]
+    assert client.get(f"/v1/streams/{name}/health").status_code == 404  # nothing was learned from
+    assert client.get("/v1/streams?limt=3").status_code == 422
+
+
+def test_a_field_beside_images_is_refused(client, name):
+    out = client.post(
+        f"/v1/streams/{name}/images", files=as_files([image()]), data={"learn": "false"}
+    )
+    assert out.status_code == 422 and "learn is a query parameter" in out.json()["detail"]
+    assert client.get(f"/v1/streams/{name}/health").status_code == 404
+
+
 # Request ids ------------------------------------------------------------------------------
 
 
@@ -194,7 +235,7 @@ def test_a_retry_is_answered_again_and_not_learned_from(client, name, header):
     assert post(seed=1).status_code == 422  # other images
     assert post(query="?learn=false").status_code == 422
     assert post(request_id="8").json()["images"][0]["ticket"] == 1
-    assert post(request_id="x" * 129).status_code == 422
+    assert post(request_id="x" * 129).status_code == post(request_id="").status_code == 422
     other = client.post("/v1/streams/other/images", content=image(), headers={header: "7"})
     assert other.json()["stream"] == "other"
     client.delete(f"/v1/streams/{name}")
@@ -352,7 +393,8 @@ def test_the_docs_show_every_call_and_ask_no_other_host(client):
 
 
 def test_health_and_readiness_are_two_things(client, address):
-    assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+    for path in ("/healthz", "/readyz"):
+        assert client.get(path).status_code == client.head(path).status_code == 200
     with running(tiny_host()) as other, other.client() as asking:
         other.app.state.service.drain()
         assert asking.get("/readyz").status_code == 503
@@ -376,14 +418,14 @@ def test_errors_of_the_inside_stay_inside(monkeypatch, capsys):
 
 
 def test_a_step_that_fails_does_not_end_the_learning(monkeypatch):
-    monkeypatch.setattr("opentta.serve.learner.PAUSE", 0.01)
+    monkeypatch.setattr("opentta.serve.worker.PAUSE", 0.01)
     host = tiny_host()
     work, failures = host.work, iter([True])
 
-    def failing():
+    def failing(**options):
         if next(failures, False):
             raise OSError("no space left")
-        return work()
+        return work(**options)
 
     monkeypatch.setattr(host, "work", failing)
     with running(host) as address, address.client() as client:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from opentta.errors import (
     StateError,
     StreamError,
 )
-from opentta.serve import Host, store
+from opentta.serve import Host, places, store
 from opentta.testing import tiny_vit
 
 
@@ -121,22 +122,34 @@ def test_a_stale_writer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "fields", "what"),
+    ("method", "fields", "what", "differs"),
     [
-        ("tent", {}, "method"),
-        ("steady", {**LIVELY, "lr": 0.01}, "config"),
-        ("steady", {**LIVELY, "group": 8}, "policy"),
+        ("tent", {}, "method", '"steady" there, "tent" here'),
+        ("steady", {**LIVELY, "lr": 0.01}, "config", '{"lr": 0.05} there, {"lr": 0.01} here'),
+        ("steady", {**LIVELY, "group": 8}, "policy", '{"group": 4} there, {"group": 8} here'),
     ],
 )
-def test_a_store_of_something_else_is_refused(tmp_path, method, fields, what):
+def test_a_store_of_something_else_is_refused(tmp_path, method, fields, what, differs):
     host(store=tmp_path)
-    with pytest.raises(StateError, match=rf"the store .* is of another {what}"):
+    with pytest.raises(StateError, match=rf"the store .* is of another {what}: {differs}"):
         Host(tiny_vit(), method, store=tmp_path, **fields)
     other = tiny_vit()
     with torch.no_grad():
         other.head.bias += 1
     with pytest.raises(StateError, match="is of another backbone"):
         Host(other, "steady", store=tmp_path, **LIVELY)
+
+
+def test_a_store_and_a_file_of_another_format_are_refused_by_name(tmp_path, monkeypatch):
+    with host(store=tmp_path) as serving:
+        serving.answer({"a": pictures(1)})
+    monkeypatch.setattr(store, "FORMAT", 2)
+    with pytest.raises(StateError, match=r"host\.json has format 1.*reads format 2.*opentta \d"):
+        host(store=tmp_path)
+    words = json.loads((tmp_path / "host.json").read_text())
+    (tmp_path / "host.json").write_text(json.dumps({**words, "store_format": 2}))
+    with pytest.raises(StateError, match=r"a\.safetensors has format 1"):
+        host(store=tmp_path).health("a")
 
 
 def test_damaged_files_are_told(tmp_path):
@@ -188,16 +201,68 @@ def test_calibration_outlasts_a_restart_and_images_are_stored_once(tmp_path):
     assert size < files[0].stat().st_size + 60_000
 
 
-def test_calibrating_all_reaches_streams_that_are_away(tmp_path):
+def calibrated(*names):
+    """A host in which these streams have learned and are calibrated."""
+    there = host()
+    for name in names:
+        learned(there, name, seed=ord(name))
+    there.calibrate(pictures(30, 4))
+    return there
+
+
+def test_calibrating_all_reaches_streams_that_are_away(tmp_path, monkeypatch):
+    """A stream that comes back answers at once; its set-aside images are scored by ``work``."""
     serving = host(store=tmp_path, max_streams=1)
-    learned(serving, "a")
+    learned(serving, "a", seed=ord("a"))
     serving.answer({"b": pictures(1)})  # a leaves memory
     serving.calibrate(pictures(30, 4))
-    there = host()
-    learned(there, "a")
-    there.calibrate(pictures(30, 4))
     images = {"a": pictures(3)}
-    assert serving.predict(images)["a"].p_value.equal(there.predict(images)["a"].p_value)
+    with monkeypatch.context() as patch:
+        patch.setattr(serving.network, "score_all", None)
+        assert serving.predict(images)["a"].decision is None
+        assert serving.predict({"new": pictures(1)})["new"].p_value is not None
+    serving.predict(images)
+    assert serving.work() and not serving.work()
+    expected = calibrated("a").predict(images)["a"].p_value
+    assert serving.predict(images)["a"].p_value.equal(expected)
+
+
+def test_a_calibration_ends_early_when_the_host_does_and_goes_on_after_the_restart(
+    tmp_path, monkeypatch
+):
+    serving, reached = host(store=tmp_path), []
+    for name in ("a", "b", "c"):
+        learned(serving, name, seed=ord(name))
+    score = serving.network.score_all
+
+    def ending(*given, moves):
+        score(*given, moves=moves)
+        if moves:
+            reached.append(moves)
+            serving.drain()
+
+    monkeypatch.setattr(serving.network, "score_all", ending)
+    serving.calibrate(pictures(30, 4))
+    assert len(reached) == 1
+    serving.close()
+    again, there = host(store=tmp_path), calibrated("a", "b", "c")
+    images = dict.fromkeys(("a", "b", "c"), pictures(3))
+    again.predict(images)
+    while again.work():
+        pass
+    for name, expected in there.predict(images).items():
+        assert again.predict(images)[name].p_value.equal(expected.p_value)
+
+
+def test_who_looks_at_a_stream_moves_none(tmp_path):
+    serving = host("source", store=tmp_path, max_streams=2)
+    for name in ("away", "a", "b"):
+        serving.answer({name: pictures(1)})
+    for name in ("away", "a"):
+        assert serving.health(name).samples == serving.info(name).images == 1
+        assert [info.name for info in serving.streams()] == ["a", "b"]
+    with pytest.raises(StreamError, match="there is no stream 'none'"):
+        serving.health("none")
 
 
 def test_sets_of_known_images_are_bounded_and_unused_ones_go(tmp_path, monkeypatch):
@@ -287,6 +352,47 @@ def test_what_a_user_changed_is_saved_at_the_next_occasion(tmp_path):
     assert not serving.work()
     serving.freeze("a")
     assert serving.work()
+    assert host("source", store=tmp_path).info("a").is_frozen
+
+
+def test_a_save_that_is_due_waits_for_no_step(tmp_path, monkeypatch):
+    serving = host(store=tmp_path, save_every=2)
+    serving.answer({"a": pictures(GROUP)})
+    step, begun, goes_on = serving.network.stepped, threading.Event(), threading.Event()
+
+    def slow(before, images):
+        begun.set()
+        assert goes_on.wait(30), "the save waited for the step"
+        return step(before, images)
+
+    monkeypatch.setattr(serving.network, "stepped", slow)
+    learner = threading.Thread(target=serving.work, kwargs={"save": False})
+    learner.start()
+    assert begun.wait(10)
+    assert serving.save_due() and not serving.save_due()
+    goes_on.set()
+    learner.join()
+    again = host(store=tmp_path)
+    assert (again.info("a").images, again.info("a").stepped) == (GROUP, 0)
+
+
+def test_what_a_user_changed_is_saved_after_a_save_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "RETRY", 0.2)
+    serving = host("source", store=tmp_path, save_every=100)
+    serving.answer({"a": pictures(1)})
+    serving.freeze("a")
+    write = serving._store.write
+
+    def full(*_, **__):
+        raise StateError("no space left")
+
+    monkeypatch.setattr(serving._store, "write", full)
+    with pytest.raises(StateError, match="no space left"):
+        serving.save_due()
+    monkeypatch.setattr(serving._store, "write", write)
+    assert not serving.save_due()  # not again at once
+    time.sleep(0.25)
+    assert serving.save_due() and not serving.save_due()
     assert host("source", store=tmp_path).info("a").is_frozen
 
 

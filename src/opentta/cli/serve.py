@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from opentta.cli.console import PLAIN, make_console, option
+from opentta.cli.console import PLAIN, Names, make_console, option
 from opentta.cli.running import device_type
 from opentta.errors import ConfigError
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 DEMO_GROUP = 16  # a step comes sooner
 NOT_SAVED = 1  # exit status
+MOST_PORT = 65_535
 TOKEN = "OPENTTA_TOKEN"  # in the environment
 
 
@@ -68,6 +68,9 @@ class Serve:
     token: Annotated[str | None, option("TOKEN")] = None
     """Bearer token that every request must carry. Left out: OPENTTA_TOKEN, if it is set."""
 
+    allow_host: Annotated[Names, option("NAME [NAME ...]")] = ()
+    """Names by which others ask for this server, at loopback without a token: those of a proxy."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. auto: the GPU if there is one."""
 
@@ -88,6 +91,7 @@ class Serve:
         """Load, then serve until a signal comes."""
         try:
             from opentta.serve.app import create_app
+            from opentta.serve.gate import is_loopback
             from opentta.serve.server import serve
             from opentta.serve.settings import Settings
         except ModuleNotFoundError as error:
@@ -98,9 +102,12 @@ class Serve:
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise ConfigError(f"expected --{flag} of at least {least}: {getattr(self, name)}")
+        if self.port > MOST_PORT:
+            raise ConfigError(f"expected --port of at most {MOST_PORT}: {self.port}")
         if self.demo and self.model is not None:
             raise ConfigError("--demo sends what the embedded model knows: leave out --model")
-        settings = Settings(token=self.token or os.environ.get(TOKEN) or None, demo=self.demo)
+        token = self.token or os.environ.get(TOKEN) or None
+        settings = Settings(token=token, allow_hosts=self.allow_host, demo=self.demo)
         console = make_console(stderr=True)
         app = create_app(self.make_host(), settings)
         if settings.token is None and not is_loopback(self.host):
@@ -156,16 +163,3 @@ class Serve:
 
         pets = embedded_set("pets", "benchmark", "known")
         return assets.model(), {"classes": pets.class_indices, "names": pets.classes}
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-        (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

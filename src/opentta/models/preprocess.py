@@ -94,6 +94,11 @@ def opened(data: bytes, *, most_pixels: int) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is below
             image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:  # Pillow's limit, should ours be above it
+        most = min(most_pixels, 2 * (Image.MAX_IMAGE_PIXELS or most_pixels))
+        raise UnreadableImageError(
+            f"expected an image of at most {most:,} pixels, got more; send a smaller one"
+        ) from error
     except Exception as error:  # Pillow's openers raise many kinds on damaged files
         start = data[:8].hex(" ") or "nothing"
         raise UnreadableImageError(

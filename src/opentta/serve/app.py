@@ -93,6 +93,7 @@ class Listed(BaseModel):
     in_memory: int
     stored: int = Field(description="streams that have a state file")
     streams: list[dict[str, Any]]
+    stored_names: list[str] | None = Field(description="of all of them, with ``?stored=true``")
 
 
 def create_app(host: Host, settings: Settings | None = None) -> FastAPI:
@@ -150,6 +151,18 @@ def stream_name(name: Annotated[str, Path(alias="id", description="name of a str
         raise Problem(422, str(error)) from None
 
 
+def _only(*known: str) -> Any:
+    """A dependency: no other query parameters, so that a mistyped one is not left out silently."""
+
+    def check(request: Request) -> None:
+        odd = [name for name in request.query_params if name not in known]
+        if odd:
+            expected = " and ".join(known) or "none"
+            raise Problem(422, f"expected as query parameters {expected}, got {odd[0][:40]!r}")
+
+    return Depends(check)
+
+
 Name = Annotated[str, Depends(stream_name)]
 Id = Annotated[str | None, Header(description="of this request: a retry is not learned from twice")]
 
@@ -168,6 +181,7 @@ def _add_streams(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/streams/{id}/images",
         response_model=ImagesAnswered,
+        dependencies=[_only("learn")],
         openapi_extra=_body(multipart_form_data=FORM, image_jpeg=IMAGE, image_png=IMAGE),
     )
     async def images(
@@ -179,13 +193,14 @@ def _add_streams(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """Answer one or several images: files of a form, or one as the body itself."""
         start = time.perf_counter()
+        request_id = x_request_id if idempotency_key is None else idempotency_key
         with service.room.taken() as take:
             form = await read_images(request, settings, take, most=settings.images)
             if not form.files:
                 raise Problem(422, "expected an image as the body, or files in a multipart form")
-            body = await service.answer(
-                name, form.files, learn=learn, request_id=idempotency_key or x_request_id
-            )
+            if form.fields:
+                raise Problem(422, "expected files alone in the form; learn is a query parameter")
+            body = await service.answer(name, form.files, learn=learn, request_id=request_id)
         service.measures.answered(len(form.files), time.perf_counter() - start)
         return Response(body, media_type="application/json")
 
@@ -223,13 +238,21 @@ def _add_streams(app: FastAPI, service: Service) -> None:
         """How the stream is doing; docs/health.md explains the numbers."""
         return await service.call(host.health, name)
 
-    @app.get("/v1/streams")
-    async def streams(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Listed:
+    @app.get("/v1/streams", dependencies=[_only("limit", "stored")])
+    async def streams(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        stored: Annotated[bool, Query(description="true: names of those with a file")] = False,
+    ) -> Listed:
         """Streams in memory, the latest used first."""
         found = await service.call(host.streams, limit)
-        stored = await service.call(host.stored)
+        names = await service.call(host.stored)
         listed = [asdict(info) for info in reversed(found)]
-        return Listed(in_memory=host.in_memory, stored=len(stored), streams=listed)
+        return Listed(
+            in_memory=host.in_memory,
+            stored=len(names),
+            streams=listed,
+            stored_names=names if stored else None,
+        )
 
 
 def _action(service: Service, run: Any) -> Any:
@@ -258,12 +281,18 @@ def _add_calibration(app: FastAPI, service: Service) -> None:
             rate, follow = _rate(form.fields)
             await service.calibrate(form.files, rate, follow=follow, stream=name)
 
-    @app.post("/v1/streams/{id}/calibrate", status_code=204, openapi_extra=body)
+    options: dict[str, Any] = {
+        "status_code": 204,
+        "openapi_extra": body,
+        "dependencies": [_only()],
+    }
+
+    @app.post("/v1/streams/{id}/calibrate", **options)
     async def calibrate_one(request: Request, name: Name) -> None:
         """Decide which images of this stream are rejected, by known images that are set aside."""
         await calibrate(request, name)
 
-    @app.post("/v1/calibrate", status_code=204, openapi_extra=body)
+    @app.post("/v1/calibrate", **options)
     async def calibrate_all(request: Request) -> None:
         """The same for all streams, and for those to come."""
         await calibrate(request, None)
@@ -272,11 +301,13 @@ def _add_calibration(app: FastAPI, service: Service) -> None:
 def _add_watching(app: FastAPI, service: Service) -> None:
     events = Events(service, lambda: app.state.demo())
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """The process is alive."""
         return {"status": "alive"}
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
         """The model is loaded, and the server is not about to stop."""

@@ -155,7 +155,8 @@ class Demo:
         end = time.monotonic() + PATIENCE
         group = self._service.host.adapter.policy.group
         while time.monotonic() < end:
-            found = [info for info in self._service.host.streams() if info.name == stream]
+            streams = await asyncio.to_thread(self._service.host.streams)  # it waits for a lock
+            found = [info for info in streams if info.name == stream]
             if not any(i.waiting >= group and not (i.is_frozen or i.is_paused) for i in found):
                 return
             await asyncio.sleep(0.05)

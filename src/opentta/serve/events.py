@@ -72,7 +72,7 @@ class Events:
             "groups": {"stepped": groups.stepped, "skipped": groups.skipped},
             "streams": [self._stream(info) for info in reversed(host.streams(latest=STREAMS))],
             "stream_count": host.in_memory,
-            "latest": [_shown(seen) for seen in reversed(list(service.latest))],
+            "latest": [self._shown(seen) for seen in reversed(list(service.latest))],
             "demo": self._demo(),
         }
 
@@ -86,23 +86,23 @@ class Events:
             return said | dict.fromkeys(numbers)
         return said | {name: getattr(health, name) for name in numbers}
 
-
-def _shown(seen: Seen) -> dict[str, Any]:
-    image = Image.fromarray(seen.pixels.permute(1, 2, 0).numpy())
-    image.thumbnail((PICTURE, PICTURE))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
-    picture = base64.b64encode(file.getvalue()).decode()
-    answer = seen.answer
-    return {
-        "stream": seen.stream,
-        "ticket": answer.ticket,
-        "label": answer.label,
-        "name": answer.name,
-        "rejected": answer.rejected,
-        "p_value": answer.p_value,
-        "picture": f"data:image/jpeg;base64,{picture}",
-    }
+    def _shown(self, seen: Seen) -> dict[str, Any]:
+        [pixels] = self._service.host.network.pixels([seen.image]).float().clamp(0, 1).cpu()
+        image = Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).numpy())
+        image.thumbnail((PICTURE, PICTURE))
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=80)
+        picture = base64.b64encode(file.getvalue()).decode()
+        answer = seen.answer
+        return {
+            "stream": seen.stream,
+            "ticket": answer.ticket,
+            "label": answer.label,
+            "name": answer.name,
+            "rejected": answer.rejected,
+            "p_value": answer.p_value,
+            "picture": f"data:image/jpeg;base64,{picture}",
+        }
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,13 @@
-"""What every request passes first: the token, draining, the number of requests, and its count."""
+"""What every request passes first: who asks, the token, draining, how many run, and its count."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hmac
+import ipaddress
 import time
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +19,7 @@ OPEN = ("/healthz", "/readyz")  # without a token
 PAGE = "/"  # it and its files hold no data; the page asks for the token itself
 WATCHED = (*OPEN, "/metrics", "/v1/events")  # beside the count: while draining, and when full
 SAFE = ("GET", "HEAD")
+OURS = ("same-origin", "none", None)  # Sec-Fetch-Site; browsers alone send it
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; "
     "style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
@@ -32,6 +35,7 @@ class Gate:
         self._app, self._service = app, service
         token = service.settings.token
         self._token = None if token is None else token.encode()
+        self._names = [name.lower() for name in service.settings.allow_hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or answer it here."""
@@ -68,9 +72,18 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> Problem | None:
         service, path = self._service, scope["path"]
-        if path in (*OPEN, PAGE) or path.startswith(f"{PAGE}page/"):
+        if path in OPEN:
             return None
         headers = Headers(scope=scope)
+        if self._token is None and not self._is_ours(headers.get("host", ""), scope):
+            return Problem(
+                421,
+                "expected the header Host to be localhost or 127.0.0.1, as there is no token: "
+                "start the server with a token, or with --allow-host and the name that it has",
+                {"Connection": "close"},
+            )
+        if path == PAGE or path.startswith(f"{PAGE}page/"):
+            return None
         if self._token is not None and not self._knows(headers, scope["method"]):
             challenge = 'Bearer realm="opentta"'
             if "text/html" in headers.get("accept", ""):  # a browser asks its user then
@@ -80,7 +93,7 @@ class Gate:
                 "expected the header Authorization: Bearer, with the token of this server",
                 {"WWW-Authenticate": challenge, "Connection": "close"},
             )
-        if scope["method"] not in SAFE and headers.get("sec-fetch-site") == "cross-site":
+        if scope["method"] not in SAFE and not _is_of_our_page(headers):
             return Problem(403, "a page of another site may not ask this", {"Connection": "close"})
         if path in WATCHED:
             return None
@@ -89,6 +102,20 @@ class Gate:
         if service.running >= service.settings.requests:
             return Problem(429, "too many requests at once; try again", {"Connection": "close"})
         return None
+
+    def _is_ours(self, host: str, scope: Scope) -> bool:
+        """Whether this is our name; what only this machine reaches is called by loopback's.
+
+        A page anywhere may have its own name point to 127.0.0.1, and its browser asks us then.
+        """
+        server = scope.get("server")
+        if server is None or not is_loopback(server[0]):
+            return True
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(name) or name in self._names
 
     def _knows(self, headers: Headers, method: str) -> bool:
         """Whether the token came: as a bearer, or from a browser that reads, as a password."""
@@ -102,6 +129,28 @@ class Gate:
         elif kind.lower() != "bearer":
             return False
         return self._token is not None and hmac.compare_digest(secret, self._token)
+
+
+def _is_of_our_page(headers: Headers) -> bool:
+    """Whether no page asks, or our own."""
+    origin = headers.get("origin")
+    is_same = (
+        origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+    )
+    return is_same and headers.get("sec-fetch-site") in OURS
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone.
+
+    Example:
+        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+        (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -28,7 +28,7 @@ from opentta.adapter.kept import Kept
 from opentta.adapter.serving import Feedback, Serving
 from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
-from opentta.errors import ConfigError, HostFullError, StateError
+from opentta.errors import ConfigError, DecisionError, HostFullError, StateError
 from opentta.serve.network import Checked, Images, SharedNetwork, fresh_generator, versioned
 from opentta.serve.places import Places
 from opentta.serve.store import Store
@@ -86,12 +86,14 @@ class Host:
     ``max_streams`` are in memory. With ``store``, a folder, the least recently used of them leave
     it for state files and come back with their next image; without, one more stream is refused by
     ``HostFullError``. ``max_stored``: streams in all, in memory and in files. ``save_every``: so
-    many images of a stream, and ``work`` saves it. ``keep``: the latest images of all streams that
-    wait for ``feedback``. ``per_step``: streams that learn in one step; by default one on a CPU.
+    many images of a stream, and ``work`` or ``save_due`` saves it. ``keep``: the latest images of
+    all streams that wait for ``feedback``. ``per_step``: streams that learn in one step; by default
+    one on a CPU.
 
     ``answer`` never learns; ``work`` does, one step per call, and returns whether there was
     anything to do. Call it in a thread of its own, or after each answer. A stream has at most one
     whole group that waits to be learned from: where ``work`` is too slow, groups are skipped.
+    ``save_due`` saves what ``work`` would, without waiting for a step: a third thread may call it.
 
     Threads may call everything at once.
 
@@ -139,6 +141,7 @@ class Host:
         self.per_step = per_step or (1 if on_cpu else PER_STEP)
         self.network = SharedNetwork(adapter, most_pixels=most_pixels, per_step=self.per_step)
         self._lock, self._learning = threading.RLock(), threading.RLock()
+        self._is_draining = False
         self._clock = count(1)
         self._stepped = self._skipped = 0  # groups, of all streams
         self._store = None if store is None else Store(Path(store), adapter)
@@ -217,19 +220,22 @@ class Host:
 
     # Learning -----------------------------------------------------------------------------
 
-    def work(self) -> bool:
-        """Learn from a whole group of one or several streams, and save what is due.
+    def work(self, *, save: bool = True) -> bool:
+        """Learn from a whole group of one or several streams; then ``save_due``, unless told not.
 
         Returns whether there was anything to do. An error of a step or of a save is raised when
         the rest is done.
         """
+        saved = False
         with self._learning:
             batch = self._next_groups()
             try:
                 self._learn(batch)
+                late = self._calibrate_late()
             finally:
-                saved = self._save_due()
-        return bool(batch) or saved
+                if save:
+                    saved = self.save_due()
+        return bool(batch) or late or saved
 
     def _next_groups(self) -> list[_Group]:
         """Whole groups, those that wait longest first, as many as one step takes."""
@@ -357,9 +363,15 @@ class Host:
         """Learn from all images of ``stream`` that wait; none wait after it."""
         with self._learning:
             with self._lock:
-                found = self._touched(stream)
-                with self.network.of(found) as adapter:
-                    adapter.flush()  # an error where it does not learn; its own buffer is empty
+                found = self._places.existing(stream)
+                if not found.serving.learns:
+                    paused = found.serving.is_paused
+                    raise DecisionError(
+                        f"the stream {stream!r} does not learn now, so its images go on waiting: "
+                        + ("it is paused, resume it" if paused else "it is frozen, unfreeze it")
+                        + " first"
+                    )
+                self._touched(stream)
                 groups = [group for group in (found.ready, found.waiting) if group]
                 found.ready, found.waiting, found.is_learning = [], [], True
                 changes = found.changes
@@ -367,8 +379,8 @@ class Host:
                 self._learn([_Group(found, images, changes)])
 
     def health(self, stream: str) -> Health:
-        """How ``stream`` is doing; see ``Adapter.health``."""
-        with self._lock, self.network.of(self._places.existing(stream)) as adapter:
+        """How ``stream`` is doing; see ``Adapter.health``. Who looks moves no stream."""
+        with self._lock, self.network.of(self._places.seen(stream)) as adapter:
             return adapter.health()
 
     def remove(self, stream: str) -> None:
@@ -401,7 +413,7 @@ class Host:
     def info(self, stream: str) -> StreamInfo:
         """One stream at a glance."""
         with self._lock:
-            return self._info(self._places.existing(stream))
+            return self._info(self._places.seen(stream))
 
     def stored(self) -> list[str]:
         """Names of streams with a state file."""
@@ -439,9 +451,8 @@ class Host:
         with self._learning:  # steps wait, answers go on
             made, name = self._calibration(images, rate, follow=follow)
             with self._lock:
-                names = [found.name for found in self._places]
                 if stream is not None:
-                    names = [self._places.existing(stream).name]
+                    self._places.existing(stream)
                 if self._store is not None:
                     self._store.keep_images(made, name, {found.known for found in self._places})
                 if stream is None:
@@ -450,9 +461,12 @@ class Host:
                     self._everywhere, self._serial = made, self._serial + 1
                 if images is not None:
                     self._known[name or ""] = made.images  # type: ignore[union-attr]
-        for each in names:
+            if stream is not None:
+                self._calibrate_meanwhile(stream, made)
+        while stream is None and not self._is_draining:  # the rest comes when they are read again
             with self._learning:
-                self._calibrate_meanwhile(each, made)
+                if not self._calibrate_late():
+                    break
         with self._lock:
             used = {found.known for found in self._places} | {self._name_of(self._everywhere)}
             self._known = {n: images for n, images in self._known.items() if n in used}
@@ -472,6 +486,22 @@ class Host:
         calibration.source_scores = calibration.scores.clone()
         return calibration, name
 
+    def drain(self) -> None:
+        """``close`` comes soon: ``calibrate`` leaves streams that it has not reached to later."""
+        self._is_draining = True
+
+    def _is_late(self, stream: Stream) -> bool:
+        """Whether all streams are to be calibrated, and this one is not."""
+        return stream.serial < self._serial
+
+    def _calibrate_late(self) -> bool:
+        """Calibrate one stream that is late; whether there was one."""
+        with self._lock:
+            late = next((s.name for s in self._places if self._is_late(s)), None)
+        if late is not None and self._everywhere is not None:
+            self._calibrate_meanwhile(late, self._everywhere)
+        return late is not None
+
     def _calibrate_meanwhile(self, name: str, made: Calibration | StreamThreshold) -> None:
         """Let a stream decide by ``made``; it answers while its scores are computed."""
         while True:
@@ -480,7 +510,7 @@ class Host:
                 if stream is None:  # it left; when it comes back, it is calibrated
                     return
                 changes = stream.changes
-            mine = self._calibration_of(stream, made, self.network.learner)
+            mine = self._calibration_of(stream, made)
             with self._lock:
                 if self._places.in_memory(name) is not stream:
                     return
@@ -489,15 +519,15 @@ class Host:
                     return
 
     def _calibration_of(
-        self, stream: Stream, made: Calibration | StreamThreshold, adapter: Adapter
+        self, stream: Stream, made: Calibration | StreamThreshold
     ) -> Calibration | StreamThreshold:
-        """``made`` with scores of the stream's weights, by ``adapter``; the images are shared."""
+        """``made`` with scores of the stream's weights; the images are shared."""
         if isinstance(made, StreamThreshold):
             return StreamThreshold(self.adapter.backbone.device)
         mine = copy.deepcopy(made, {id(made.images): made.images})
         moves = stream.serving.moves
         if moves:
-            self.network.score_all(adapter, mine, stream.values, moves=moves)
+            self.network.score_all(self.network.learner, mine, stream.values, moves=moves)
         return mine
 
     def _decide(self, stream: Stream, by: Calibration | StreamThreshold) -> None:
@@ -541,8 +571,12 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _save_due(self) -> bool:
-        """Save streams with ``save_every`` new images, and those that somebody has changed."""
+    def save_due(self) -> bool:
+        """Save streams with ``save_every`` new images, and those that somebody has changed.
+
+        Returns whether there were any. It waits for no step: call it in a thread of its own, after
+        each answer, and a kill loses no more than docs/serving.md says.
+        """
         if self._store is None or self.save_every is None:
             return False
         now, most = time.monotonic(), self.save_every
@@ -576,20 +610,23 @@ class Host:
         if self._store is None:
             return None
         found = self._store.read(name, self._fresh_serving(), self._known)
-        if found is not None and self._everywhere is not None and found.serial < self._serial:
-            mine = self._calibration_of(found, self._everywhere, self.adapter)
-            self._decide(found, mine)  # done while it was away
-        elif found is not None and isinstance(found.serving.calibration, Calibration):
-            everywhere = self._everywhere
-            if isinstance(everywhere, Calibration) and found.known == self._name_of(everywhere):
-                found.serving.calibration.source_scores = everywhere.source_scores
+        everywhere = self._everywhere
+        if found is None or everywhere is None:
+            return found
+        takes_long = found.serving.moves > 0 and isinstance(everywhere, Calibration)
+        if self._is_late(found) and not takes_long:  # else ``work`` does it: an answer waits now
+            self._decide(found, self._calibration_of(found, everywhere))
+        mine = found.serving.calibration
+        if isinstance(mine, Calibration) and isinstance(everywhere, Calibration):
+            is_same = found.known == self._name_of(everywhere)
+            mine.source_scores = everywhere.source_scores if is_same else None
         return found
 
     def _new(self, name: str) -> Stream:
         draws = fresh_generator(self.adapter)
         stream = Stream(name, self.network.source, draws, self._fresh_serving())
         if self._everywhere is not None:
-            self._decide(stream, self._calibration_of(stream, self._everywhere, self.adapter))
+            self._decide(stream, self._calibration_of(stream, self._everywhere))
         return stream
 
     def _fresh_serving(self) -> Serving:

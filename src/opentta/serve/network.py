@@ -52,6 +52,7 @@ Learned = tuple[Mapping[str, Tensor], Tensor]
 """A stream's tensors, and the state of its random numbers."""
 Answers = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Logits, scores and details."""
+MOST_TWICE = 4_000_000  # pixels of a file that is decoded again when its group is learned from
 MOST_RECORDED = 64  # images in a forward that is recorded
 
 
@@ -108,7 +109,7 @@ class SharedNetwork:
             waiting = [self._as_it_waits(image) for image in given]
             images = self.pixels(waiting)
             check_form(images, backbone)
-            waiting = [_smaller(*pair) for pair in zip(waiting, images, strict=True)]
+            waiting = [self._smaller(*pair) for pair in zip(waiting, images, strict=True)]
         check_values(images)
         return Checked(images, waiting)
 
@@ -118,10 +119,14 @@ class SharedNetwork:
         pixels = image if isinstance(image, Tensor) else self.adapter.preprocess(image)
         return packed(pixels[None])[0]
 
+    def opened(self, file: bytes) -> Image.Image:
+        """The picture in a file, not decoded yet, and not too large."""
+        return opened(file, most_pixels=self.most_pixels)
+
     def pixels(self, waiting: Sequence[Waiting]) -> Tensor:
         """Images that waited: (B, 3, H, W) on the model's device."""
         decoded = [
-            self.adapter.preprocess(opened(image, most_pixels=self.most_pixels))
+            self.adapter.preprocess(self.opened(image))
             if isinstance(image, bytes)
             else unpacked(image)
             for image in waiting
@@ -130,6 +135,15 @@ class SharedNetwork:
             raise StreamError("expected at least one image, got an empty list")
         backbone = self.adapter.backbone
         return torch.stack(decoded).to(backbone.device, backbone.dtype)
+
+    def _smaller(self, image: Waiting, pixels: Tensor) -> Waiting:
+        """A file waits as it came, unless what the model sees of it is smaller, or sooner there."""
+        if isinstance(image, Tensor):
+            return image
+        levels = packed(pixels[None].float())[0]
+        width, height = self.opened(image).size
+        is_quick = width * height <= MOST_TWICE
+        return image if is_quick and len(image) <= levels.nbytes else levels
 
     # Answers ------------------------------------------------------------------------------
 
@@ -281,12 +295,6 @@ class SharedNetwork:
 
 def _queue(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _smaller(image: Waiting, pixels: Tensor) -> Waiting:
-    """A file waits as it came, unless what the model sees of it is smaller."""
-    levels = packed(pixels[None].float())[0]
-    return image if isinstance(image, Tensor) or len(image) <= levels.nbytes else levels
 
 
 def fresh_generator(adapter: Adapter) -> Tensor:

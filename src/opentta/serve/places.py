@@ -72,6 +72,13 @@ class Places:
             raise self._missing(name)
         return stream
 
+    def seen(self, name: str) -> Stream:
+        """The same to look at: no stream moves, and one that is away stays there."""
+        stream = self.in_memory(checked_name(name)) or self._read(name)
+        if stream is None:
+            raise self._missing(name)
+        return stream
+
     def add(self, stream: Stream, *, beside: Container[str] = ()) -> None:
         """A new stream gets a place."""
         stored = frozenset[str]() if self.store is None else self.store.names()
@@ -113,7 +120,7 @@ class Places:
                 self._saved.wait()
             if self._streams.get(stream.name) is not stream:  # it left, or was removed
                 return
-            stream.is_saving, images = True, stream.unsaved
+            stream.is_saving, images, was_due = True, stream.unsaved, stream.is_due
             stream.is_changed = stream.is_due = False
             words, tensors = self.store.packed(stream)
         try:
@@ -121,7 +128,9 @@ class Places:
             with self._lock:
                 stream.saved, stream.unsaved = saved, stream.unsaved - images
         except BaseException:
-            stream.is_changed, stream.retry_at = True, time.monotonic() + RETRY
+            with self._lock:
+                stream.is_changed, stream.is_due = True, stream.is_due or was_due
+                stream.retry_at = time.monotonic() + RETRY
             raise
         finally:
             with self._lock:
@@ -134,7 +143,7 @@ class Places:
             raise HostFullError(
                 f"{self.max_streams} streams are in memory, the most that this host holds, and "
                 "there is no store that one of them could leave for: remove a stream, raise "
-                "max_streams, or give the host a folder, store=..."
+                "max_streams, or give the host a store, which is a folder"
             )
         failed: StateError | None = None
         for name, stream in list(self._streams.items()):

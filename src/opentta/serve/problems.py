@@ -31,6 +31,11 @@ STATUS: tuple[tuple[type[errors.OpenttaError], int], ...] = (
 )
 """Which status an error of the library has; others are ours, and a 500."""
 HIDDEN = "the server could not read or write its state; its log says more"
+IN_HTTP = {
+    "opentta.UNKNOWN (-1)": '"unknown"',
+    "Give labels sooner, or keep more: opentta.adapt(model, keep=...)": "Give labels sooner",
+}
+"""What errors of the library say in Python, and how it is said here."""
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds
 
 
@@ -67,7 +72,10 @@ def problem_of(error: errors.OpenttaError) -> Problem | None:
         if isinstance(error, kind):
             if status == 503:  # the message names files
                 log.error("%s", error)
-            return Problem(status, HIDDEN if status == 503 else str(error))
+            said = HIDDEN if status == 503 else str(error)
+            for python, ours in IN_HTTP.items():
+                said = said.replace(python, ours)
+            return Problem(status, said)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -14,17 +15,19 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import Tensor
-
+from opentta.errors import OpenttaError
 from opentta.serve.bodies import Room
-from opentta.serve.gather import Answer, Answers, Asked, Gather
+from opentta.serve.gather import Answer, Asked, Gather
 from opentta.serve.host import Host
-from opentta.serve.learner import Learner
 from opentta.serve.measures import Measures
 from opentta.serve.network import Checked
 from opentta.serve.problems import Problem
 from opentta.serve.retries import Retries
 from opentta.serve.settings import Settings
+from opentta.serve.stream import Waiting
+from opentta.serve.worker import Worker
+
+log = logging.getLogger("opentta.serve")
 
 T = TypeVar("T")
 DECODING = 2  # threads
@@ -38,7 +41,7 @@ class Seen:
 
     stream: str
     answer: Answer
-    pixels: Tensor  # (3, H, W) uint8, on the CPU
+    image: Waiting
 
 
 class Service:
@@ -60,14 +63,18 @@ class Service:
             most=settings.images,
             coming=lambda: self._coming,
         )
-        self._learner = Learner(host)
+        # two, so that a state is not old because a step takes long
+        self._workers = (
+            Worker(lambda: host.work(save=False), "learning"),
+            Worker(lambda: host.save_due(), "saving"),
+        )
         self._decoding = ThreadPoolExecutor(DECODING, "opentta-decodes")
         self._calls = ThreadPoolExecutor(CALLS, "opentta-calls")
         self.measures = Measures(
             {
                 "groups_stepped": lambda: host.groups.stepped,
                 "groups_skipped": lambda: host.groups.skipped,
-                "learning_errors": lambda: self._learner.errors,
+                "learning_errors": lambda: sum(worker.errors for worker in self._workers),
             },
             {
                 "streams_in_memory": lambda: host.in_memory,
@@ -82,13 +89,15 @@ class Service:
     def start(self) -> None:
         """Answer and learn from now on."""
         self._gather.start()
-        self._learner.start()
+        for worker in self._workers:
+            worker.start()
         self._ready = True
 
     def drain(self) -> None:
         """No new requests; those that run come to their end. May be called by a signal."""
         self._ready = False
         self.draining.set()
+        self.host.drain()
 
     async def close(self) -> None:
         """Drain, wait for what runs, end the threads, save what is new."""
@@ -96,11 +105,15 @@ class Service:
         until = time.monotonic() + self.settings.request_seconds
         while self.running and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(self._end)
+        try:
+            await asyncio.to_thread(self._end)
+        except OpenttaError as error:
+            log.error("not all streams are saved: %s", error)
 
     def _end(self) -> None:
         self._gather.stop()
-        self._learner.stop()
+        for worker in self._workers:
+            worker.stop()
         self._decoding.shutdown(cancel_futures=True)
         self._calls.shutdown(cancel_futures=True)
         self.host.close()
@@ -109,7 +122,12 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether requests are taken, and answered."""
-        return self._ready and self._gather.is_alive and self._learner.is_alive
+        threads = (self._gather, *self._workers)
+        return self._ready and all(thread.is_alive for thread in threads)
+
+    def _wake(self) -> None:
+        for worker in self._workers:
+            worker.wake()
 
     # Answers ------------------------------------------------------------------------------
 
@@ -129,14 +147,14 @@ class Service:
         with self._in_line(len(images)):
             self._coming += 1
             try:
-                until = time.monotonic() + self.settings.request_seconds
-                checked = await self.in_thread(self._decoding, self._checked, images, until)
+                checked = Checked.joined(await self._checked(images))
                 future = self._gather.submit(Asked(stream, checked, learn))
             finally:
                 self._coming -= 1
             answers = await asyncio.wrap_future(future)
-        self._learner.wake()
-        self._remember(stream, checked, answers)
+        self._wake()
+        seen = zip(answers.images, checked.waiting, strict=True)
+        self.latest.extend(Seen(stream, answer, image) for answer, image in seen)
         return json.dumps(
             {
                 "stream": stream,
@@ -168,20 +186,28 @@ class Service:
         finally:
             self._queued -= images
 
-    def _checked(self, images: Sequence[bytes], until: float) -> Checked:
-        """Decoded and found good, one by one: a client's time is not spent on what is too late."""
+    async def _checked(self, files: Sequence[bytes]) -> list[Checked]:
+        """Decoded and found good, each by a job of its own: other requests' come in between."""
+        until = time.monotonic() + self.settings.request_seconds
+        await self.in_thread(self._decoding, self._check_pixels, files)
         parts = []
-        for number, image in enumerate(images):
-            if time.monotonic() > until:
-                raise Problem(503, f"no time for image {number + 1} of {len(images)}")
-            parts.append(self.host.checked([image]))
-        return Checked.joined(parts)
+        for number, file in enumerate(files):
+            if time.monotonic() > until:  # who waited has gone
+                raise Problem(503, f"no time for image {number + 1} of {len(files)}")
+            parts.append(await self.in_thread(self._decoding, self.host.checked, [file]))
+        return parts
 
-    def _remember(self, stream: str, checked: Checked, answers: Answers) -> None:
-        rows = list(zip(checked.images, answers.images, strict=True))[-LATEST:]
-        for pixels, answer in rows:
-            seen = (pixels.float().clamp(0, 1) * 255).round().byte().cpu()
-            self.latest.append(Seen(stream, answer, seen))
+    def _check_pixels(self, files: Sequence[bytes]) -> None:
+        """Refuse more pixels than a request may have in all, by the headers of the files."""
+        most = self.settings.pixels
+        sizes = [self.host.network.opened(file).size for file in files]
+        pixels = sum(width * height for width, height in sizes)
+        if pixels > most:
+            raise Problem(
+                413,
+                f"expected at most {most:,} pixels in all images of a request, got {pixels:,}; "
+                "send fewer images at once, or smaller ones",
+            )
 
     # What else is asked -------------------------------------------------------------------
 
@@ -189,19 +215,16 @@ class Service:
         """A method of the host, in a thread: it may wait for a step to end."""
         async with self._in_time():
             result = await self.in_thread(self._calls, partial(function, *args, **kwargs))
-        self._learner.wake()
+        self._wake()
         return result
 
     async def calibrate(
         self, files: Sequence[bytes] | None, rate: float, *, follow: bool, stream: str | None
     ) -> None:
         """``host.calibrate`` with the files of known images; None: by the streams' own scores."""
-
-        def run() -> None:
-            known = None if files is None else (self.host.checked([f]).images for f in files)
-            self.host.calibrate(known, rate, follow=follow, stream=stream)
-
-        await self.call(run)
+        async with self._in_time():
+            known = None if files is None else [c.images for c in await self._checked(files)]
+            await self.call(self.host.calibrate, known, rate, follow=follow, stream=stream)
 
     async def in_thread(
         self, threads: ThreadPoolExecutor, function: Callable[..., T], *args: Any

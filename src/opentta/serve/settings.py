@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 from opentta.errors import ConfigError
+
+FREE = ("token", "allow_hosts", "demo", "gather_ms")  # no numbers above 0
+HOST = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,12 @@ class Settings:
     """
 
     token: str | None = None  # bearer token; None: whoever can connect may ask
+    allow_hosts: tuple[str, ...] = ()  # names of this server, where there is no token
     demo: bool = False  # the page says so; ``app.state.demo`` has its numbers
     gather_ms: float = 2.0  # longest wait for other requests, where some are on their way
     images: int = 64  # per request, and in one forward
     known: int = 500  # images per calibration
+    pixels: int = 200_000_000  # of all images of a request, before they are decoded
     queue: int = 256  # images that wait for their answer; beyond: 429
     requests: int = 256  # at once; beyond: 429
     body_bytes: int = 32 * 2**20  # of one request
@@ -36,8 +42,10 @@ class Settings:
         """Numbers must be positive; a token must be one that a header can carry."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("token", "demo", "gather_ms") and not value > 0:
+            if field.name not in FREE and not value > 0:
                 raise ConfigError(f"expected {field.name} above 0, got {value!r}")
+        if not all(HOST.fullmatch(name) for name in self.allow_hosts):
+            raise ConfigError(f"expected names of hosts without a port, got {self.allow_hosts}")
         if not 0 <= self.gather_ms <= 1000:
             raise ConfigError(f"expected gather_ms from 0 to 1000, got {self.gather_ms!r}")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):

@@ -26,7 +26,8 @@ from opentta.errors import CalibrationError, StaleStreamError, StateError, State
 from opentta.serve.stream import Stream
 from opentta.version import __version__
 
-FORMAT = 1
+FORMAT = 1  # of files and folder; ``format`` in host.json is that of an adapter's state
+FIRST = 1  # the first stores did not say theirs
 IMAGES = "calibration.images"
 MOST_KNOWN = 64  # sets of set-aside images
 
@@ -57,7 +58,7 @@ class Store:
         """What the store says of itself; written when it is new."""
         path = self.folder / "host.json"
         if not path.exists():
-            words = {"opentta": __version__, "format": FORMAT, **self.identity}
+            words = {"opentta": __version__, "store_format": FORMAT, **self.identity}
             words |= {"calibration": None, "serial": 0}
             self._write_words(words)
             return words
@@ -65,12 +66,15 @@ class Store:
             words = dict(json.loads(path.read_text()))
         except (OSError, ValueError) as error:
             raise StateError(f"{path} cannot be read: {error}") from error
+        _check_format(path, words, words.get("store_format", FIRST))
         for name, ours in self.identity.items():
-            if words.get(name) != ours:
+            theirs = words.get(name)
+            if theirs != ours:
+                if isinstance(theirs, dict) and isinstance(ours, dict):
+                    theirs, ours = _apart(theirs, ours), _apart(ours, theirs)
                 raise StateError(
-                    f"the store {self.folder} is of another {name}: {_short(words.get(name))} "
-                    f"there, {_short(ours)} here. Serve what it was made with, or give another "
-                    "folder"
+                    f"the store {self.folder} is of another {name}: {_short(theirs)} there, "
+                    f"{_short(ours)} here. Serve what it was made with, or give another folder"
                 )
         return words
 
@@ -281,6 +285,7 @@ class Store:
             return int((file.metadata() or {}).get("version", "0"))
 
     def _check(self, path: Path, name: str, words: Mapping[str, str]) -> None:
+        _check_format(path, words, words.get("format"))
         if words.get("stream") != name:
             what = repr(words["stream"]) if "stream" in words else "none"
             raise StateError(
@@ -309,6 +314,19 @@ def telling(path: Path) -> Iterator[None]:
         ) from error
     except SafetensorError as error:
         raise StateError(f"{path} is damaged, and is left as it is: {error}") from error
+
+
+def _check_format(path: Path, words: Mapping[str, Any], found: Any) -> None:
+    if str(found) != str(FORMAT):
+        raise StateError(
+            f"{path} has format {found}, and this version of opentta reads format {FORMAT}: serve "
+            f"it with opentta {words.get('opentta')}, which wrote it, or give another folder"
+        )
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``one`` has that ``other`` has not, or not so."""
+    return {name: value for name, value in one.items() if other.get(name, ...) != value}
 
 
 def _short(value: Any) -> str:

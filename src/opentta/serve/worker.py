@@ -1,28 +1,31 @@
-"""The thread that learns and saves while another answers."""
+"""Threads that learn and save while another answers."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from opentta.errors import OpenttaError
-from opentta.serve.host import Host
 
 log = logging.getLogger("opentta.serve")
 
 PAUSE = 1.0  # seconds after an error, and at most between looks for work
 
 
-class Learner:
-    """Calls ``host.work()`` as long as there is work; ``wake`` says that there may be some."""
+class Worker:
+    """Calls ``work`` as long as there is some; ``wake`` says that there may be.
 
-    def __init__(self, host: Host) -> None:
-        self._host, self.errors = host, 0
+    ``what`` it does is the name of its thread, and stands in the log where it fails.
+    """
+
+    def __init__(self, work: Callable[[], bool], what: str) -> None:
+        self._work, self._what, self.errors = work, what, 0
         self._wake, self._ends = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="opentta-learns", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"opentta-{what}", daemon=True)
 
     def start(self) -> None:
-        """Begin to learn."""
+        """Begin."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -30,7 +33,7 @@ class Learner:
         self._wake.set()
 
     def stop(self) -> None:
-        """End after the step that runs now."""
+        """End after the work that is done now."""
         self._ends.set()
         self._wake.set()
         self._thread.join()
@@ -44,11 +47,11 @@ class Learner:
         while not self._ends.is_set():
             self._wake.clear()
             try:
-                busy = self._host.work()
+                busy = self._work()
             except Exception as error:  # a full disk, for one: answers go on, it is tried again
                 self.errors += 1
                 trace = None if isinstance(error, OpenttaError) else error
-                log.error("learning or saving failed, answers go on: %s", error, exc_info=trace)
+                log.error("%s failed, answers go on: %s", self._what, error, exc_info=trace)
                 self._ends.wait(PAUSE)
                 continue
             if not busy:
