@@ -149,7 +149,7 @@ class Host:
         self.per_step = per_step or (1 if on_cpu else PER_STEP)
         self.network = SharedNetwork(adapter, most_pixels=most_pixels, per_step=self.per_step)
         self._lock, self._learning = threading.RLock(), threading.RLock()
-        self._ends = threading.Event()
+        self._is_draining = False
         self._clock = count(1)
         self._stepped = self._skipped = 0  # groups, of all streams
         self._store = None if store is None else Store(Path(store), adapter)
@@ -470,7 +470,7 @@ class Host:
                     self._known[name or ""] = made.images  # type: ignore[union-attr]
             if stream is not None:
                 self._calibrate_meanwhile(stream, made)
-        while stream is None and not self._ends.is_set():  # the rest comes when they are read again
+        while stream is None and not self._is_draining:  # the rest comes when they are read again
             with self._learning:
                 if not self._calibrate_late():
                     break
@@ -506,7 +506,7 @@ class Host:
 
     def drain(self) -> None:
         """``close`` comes soon: ``calibrate`` leaves streams that it has not reached to later."""
-        self._ends.set()
+        self._is_draining = True
 
     def _is_late(self, stream: Stream) -> bool:
         """Whether all streams are to be calibrated, and this one is not."""
