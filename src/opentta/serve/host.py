@@ -452,7 +452,8 @@ class Host:
         """Decide which images are rejected, in all streams and new ones, or in ``stream`` alone.
 
         ``known``, ``rate`` and ``follow`` as in ``Adapter.calibrate``; None: by each stream's own
-        scores. The images are kept once, their scores per stream.
+        scores. The images are kept once, their scores per stream. Streams that are in their files
+        now are scored by ``work`` when they come back.
         """
         images = None if known is None else self._known_images(known, rate)
         with self._learning:  # steps wait, answers go on
