@@ -444,7 +444,8 @@ class Host:
         """Decide which images are rejected, in all streams and new ones, or in ``stream`` alone.
 
         ``known``, ``rate`` and ``follow`` as in ``Adapter.calibrate``; None: by each stream's own
-        scores. The images are kept once, their scores per stream.
+        scores. The images are kept once, their scores per stream. Streams that are in their files
+        now are scored by ``work`` when they come back.
         """
         Calibration.check(rate, follow=follow)
         images = None if known is None else known_images(known, rate, self.adapter.backbone)
