@@ -147,12 +147,18 @@ def test_too_many_images_are_refused(client):
     problem(client.post("/v1/streams/bad/calibrate", files=known), 413, "30 images")
 
 
-@pytest.mark.parametrize("call", ["images", "calibrate"])
-def test_too_many_pixels_in_all_are_refused_before_any_is_decoded(client, call):
+def test_too_many_pixels_in_all_are_refused_before_any_is_decoded(client):
     """A file of a few kilobytes may be a picture of millions of pixels, and a request has many."""
-    files = as_files([plain(300, 300)] * 3, "known")
-    problem(client.post(f"/v1/streams/bad/{call}", files=files), 413, "200,000 pixels in all")
+    files = as_files([plain(300, 300)] * 3)
+    problem(client.post("/v1/streams/bad/images", files=files), 413, "200,000 pixels in all")
     assert client.get("/v1/streams/bad/health").status_code == 404
+
+
+def test_photographs_to_calibrate_with_may_have_more_pixels_in_all(client):
+    client.post("/v1/streams/photos/images", content=image())
+    known = as_files([plain(300, 300)] * 20, "known")
+    assert client.post("/v1/streams/photos/calibrate", files=known).status_code == 204
+    client.delete("/v1/streams/photos")
 
 
 def plain(width, height):

@@ -39,6 +39,24 @@ def test_a_restart_goes_on_bit_for_bit(tmp_path):
     assert (again.info("a").images, again.info("a").stepped) == (before.images + 1, 4)
 
 
+def test_a_store_of_another_kind_of_device_goes_on_with_random_numbers_from_the_seed(
+    tmp_path, monkeypatch
+):
+    packed = store.Store.packed
+
+    def of_a_gpu(self, stream):
+        words, tensors = packed(self, stream)
+        return words, {**tensors, "generator": torch.zeros(16, dtype=torch.uint8)}
+
+    monkeypatch.setattr(store.Store, "packed", of_a_gpu)
+    with host(store=tmp_path) as before:
+        learned(before, "a")
+    after = host(store=tmp_path)
+    assert logits(after, "a").equal(logits(before, "a"))
+    after.answer({"a": pictures(GROUP)})
+    assert after.work() and after.health("a").steps == 4
+
+
 def test_a_flag_alone_is_saved_too(tmp_path):
     serving = host("source", store=tmp_path)
     serving.answer({"a": pictures(1)})

@@ -147,6 +147,7 @@ class Service:
         with self._in_line(len(images)):
             self._coming += 1
             try:
+                await self.in_thread(self._decoding, self._check_pixels, images)
                 checked = Checked.joined(await self._checked(images))
                 future = self._gather.submit(Asked(stream, checked, learn))
             finally:
@@ -189,7 +190,6 @@ class Service:
     async def _checked(self, files: Sequence[bytes]) -> list[Checked]:
         """Decoded and found good, each by a job of its own: other requests' come in between."""
         until = time.monotonic() + self.settings.request_seconds
-        await self.in_thread(self._decoding, self._check_pixels, files)
         parts = []
         for number, file in enumerate(files):
             if time.monotonic() > until:  # who waited has gone

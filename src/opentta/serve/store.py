@@ -23,6 +23,7 @@ from opentta.adapter.calibration import Calibration, StreamThreshold, restored
 from opentta.adapter.serving import Serving
 from opentta.adapter.whole_file import alone, read_file, replace_file, write_file
 from opentta.errors import CalibrationError, StaleStreamError, StateError, StateFileError
+from opentta.serve.network import fresh_generator
 from opentta.serve.stream import Stream
 from opentta.version import __version__
 
@@ -164,7 +165,7 @@ class Store:
         stream = Stream(
             name,
             values,
-            tensors["generator"],
+            self._draws(tensors["generator"]),
             serving.restored(counts),
             waiting=waiting[ready:],
             ready=waiting[:ready],
@@ -178,6 +179,11 @@ class Store:
         if isinstance(calibration, Calibration):
             calibration.images = counts[IMAGES]  # one copy for all
         return stream
+
+    def _draws(self, saved: Tensor) -> Tensor:
+        """The state of random numbers; of another kind of device: from the seed."""
+        fresh = fresh_generator(self._adapter)
+        return saved if saved.shape == fresh.shape else fresh
 
     def remove(self, name: str) -> bool:
         """Its file goes, if there is one."""

@@ -2,10 +2,11 @@
 
 A method is written for one stream. ``torch.vmap`` maps its step over stacked states: every matrix
 product of the frozen network is shared, norm layers scale and shift per stream, and losses,
-filters, averages and the radius of SAM are per stream because nothing mixes them. Four things that
+filters, averages and the radius of SAM are per stream because nothing mixes them. Five things that
 ``vmap`` cannot do are done here: gradients are taken of the stacked tensors at once, lists of
-tensors are updated one by one, ``out=`` is written as a copy, and attention is folded into one
-batch where torch has no rule for it.
+tensors are updated one by one, ``out=`` is written as a copy, attention is folded into one batch
+where torch has no rule for it, and images take the type of a convolution's weights, as autocast
+does not reach it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
