@@ -29,10 +29,10 @@ from opentta.adapter.serving import Feedback, Serving
 from opentta.adapter.snapshot import hashed
 from opentta.adapter.spending import Spending
 from opentta.errors import ConfigError, DecisionError, HostFullError, StateError
-from opentta.serve.network import Checked, Images, SharedNetwork, fresh_generator, versioned
+from opentta.serve.network import Checked, Images, SharedNetwork, versioned
 from opentta.serve.places import Places
 from opentta.serve.store import Store
-from opentta.serve.stream import Stream, Waiting, checked_name
+from opentta.serve.stream import Stream, Waiting, checked_name, fresh_generator
 from opentta.types import Prediction
 
 SMALL_LADDER = {"steady": {"ladder": "narrow"}}

@@ -297,12 +297,6 @@ def _queue(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def fresh_generator(adapter: Adapter) -> Tensor:
-    """The state of random numbers at the start."""
-    draws = torch.Generator(adapter.backbone.device).manual_seed(adapter._seed)
-    return draws.get_state()
-
-
 def versioned(out: Prediction, version: int) -> Prediction:
     """The answer with the version of the weights that gave it."""
     return replace(out, details={**out.details, "version": torch.tensor(version)})

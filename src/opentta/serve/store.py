@@ -23,8 +23,7 @@ from opentta.adapter.calibration import Calibration, StreamThreshold, restored
 from opentta.adapter.serving import Serving
 from opentta.adapter.whole_file import alone, read_file, replace_file, write_file
 from opentta.errors import CalibrationError, StaleStreamError, StateError, StateFileError
-from opentta.serve.network import fresh_generator
-from opentta.serve.stream import Stream
+from opentta.serve.stream import Stream, fresh_generator
 from opentta.version import __version__
 
 FORMAT = 1  # of files and folder; ``format`` in host.json is that of an adapter's state

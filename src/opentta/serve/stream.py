@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from opentta.adapter.base import Adapter
 from opentta.adapter.serving import Serving
 from opentta.errors import StreamError
 
@@ -62,6 +64,12 @@ class Stream:
         pixels = [image for image in (*self.waiting, *self.ready) if isinstance(image, Tensor)]
         files = [image for image in (*self.waiting, *self.ready) if isinstance(image, bytes)]
         return sum(t.nbytes for t in (*tensors, *pixels)) + sum(map(len, files))
+
+
+def fresh_generator(adapter: Adapter) -> Tensor:
+    """The state of random numbers at the start."""
+    draws = torch.Generator(adapter.backbone.device).manual_seed(adapter._seed)
+    return draws.get_state()
 
 
 def checked_name(name: object) -> str:
