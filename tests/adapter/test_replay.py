@@ -182,6 +182,9 @@ class Recording:
 def recording(monkeypatch):
     for name in ("CUDAGraph", "graph", "stream", "Stream"):
         monkeypatch.setattr(torch.cuda, name, Recording)
+    default = Recording()
+    for name in ("current_stream", "default_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: default)
     monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
     replay._side_stream.cache_clear()
     yield
@@ -213,6 +216,17 @@ def test_a_recording_has_inputs_of_its_own(recording):
     tape = replay.record("step", lambda x: [x + 1], [images], None)
     assert tape.inputs[0] is not images and torch.equal(tape.inputs[0], images)
     assert torch.equal(tape.outputs[0], images + 1)
+
+
+def test_who_computes_beside_others_records_in_that_queue(recording, monkeypatch):
+    queues = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda queue: queues.append(queue) or Recording())
+    replay.record("step", lambda x: [x], batches(1), None)
+    own = Recording()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: own)
+    replay.record("step", lambda x: [x], batches(1), None)
+    first, second = queues
+    assert first is replay._side_stream(batches(1)[0].device) and second is own
 
 
 def test_a_copy_has_no_recordings_of_the_original():

@@ -108,11 +108,10 @@ def record(
     if generator is not None:
         graph.register_generator_state(generator)
     own = [t.detach().clone() for t in inputs]
-    side = _side_stream(own[0].device)
-    if (current := torch.cuda.current_stream(side.device)) != torch.cuda.default_stream(
-        side.device
-    ):
-        side = current  # who computes beside others has a queue, and room for products, of his own
+    device = own[0].device
+    side = torch.cuda.current_stream(device)
+    if side == torch.cuda.default_stream(device):  # else it is a queue with room of its own
+        side = _side_stream(device)
     try:
         with (
             torch.cuda.stream(side),  # so that this stream is left again if recording fails
@@ -122,7 +121,7 @@ def record(
     except (torch.OutOfMemoryError, OpenttaError):
         raise
     except RuntimeError as error:
-        _free_generators(own[0].device, generator)
+        _free_generators(device, generator)
         cause = str(error.__context__ or error).splitlines()[0]
         raise ConfigError(
             f"graph=True: {name} cannot be recorded ({cause}). What is recorded may not read a "
