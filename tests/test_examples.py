@@ -76,24 +76,8 @@ def test_the_real_example_runs(monkeypatch, capsys, imagenet_mini):
         assert all(0 <= float(value) <= 100 for value in rows[method][:3])
 
 
-RUN = """
-import sys, nbformat
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
-
-notebook, folder = nbformat.read(sys.argv[1], as_version=4), sys.argv[2]
-manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
-where = {"metadata": {"path": folder}}
-NotebookClient(notebook, km=manager, timeout=250, resources=where).execute()
-nbformat.write(notebook, f"{folder}/run.ipynb")
-"""
-
-
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    """In a kernel of its own, which is talked to through files: no port is opened.
-
-    And from a process of its own: what is closed late there disturbs no other test.
-    """
+    """In a kernel and a process of their own: see run_notebook.py."""
     import nbformat
 
     path = ROOT / "examples" / "first_steps.ipynb"
@@ -102,7 +86,8 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert 1_000 < stored < 60_000  # it has been run, and is small
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    command = [sys.executable, "-c", RUN, str(path), str(tmp_path)]
+    script = Path(__file__).with_name("run_notebook.py")
+    command = [sys.executable, str(script), str(path), str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert not ran.returncode, ran.stderr
     notebook = nbformat.read(tmp_path / "run.ipynb", as_version=4)
