@@ -428,6 +428,15 @@ def test_an_audience_hears_of_outcomes_and_of_skipped_cells(bench, tmp_path):
     assert heard == ["progress", "ok", "skipped"]
 
 
+def test_a_copied_tree_is_told_its_commit(monkeypatch):
+    monkeypatch.setenv("OPENTTA_COMMIT", "0123456789abcdef")
+    measure.commit.cache_clear()
+    assert measure.commit() == "0123456789abcdef"
+    monkeypatch.delenv("OPENTTA_COMMIT")
+    measure.commit.cache_clear()
+    assert measure.commit() != "0123456789abcdef"
+
+
 def test_the_commit_is_that_of_the_running_source(tmp_path, monkeypatch):
     found = measure.commit()
     assert found == "" or len(found.removesuffix("-dirty")) == 40

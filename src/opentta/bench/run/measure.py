@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import statistics
 import subprocess
@@ -159,8 +160,11 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """The commit of the source tree that is running; empty for an installed package.
 
-    ``-dirty`` at the end: there are changes that are not committed.
+    ``-dirty`` at the end: there are changes that are not committed. The variable
+    ``OPENTTA_COMMIT`` says it where the tree was copied to another machine without its history.
     """
+    if told := os.environ.get("OPENTTA_COMMIT"):
+        return told
     package = Path(__file__).parents[2]
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
