@@ -49,6 +49,7 @@ from opentta.serve import Host
 ADDRESS = "127.0.0.1"
 FILES = 200  # images that are sent again and again
 START_SECONDS = 300.0
+KEPT = 1024  # images that a host keeps for feedback, of all streams together
 WARM_UP = 64  # requests at most before those that count
 
 
@@ -196,6 +197,7 @@ def load(
     Stops after ``seconds``. ``watch`` is called with the number of requests that were begun.
     """
     run, numbers, lock = Run(), count(), threading.Lock()
+    _settled(server)  # or groups that came before the run would be stepped in it
     before = server.groups(), server.whole_groups()
     start = time.perf_counter()
 
@@ -236,6 +238,14 @@ def load(
     run.stepped, run.skipped = (a - b for a, b in zip(after[0], before[0], strict=True))
     run.groups = after[1] - before[1]
     return run
+
+
+def _settled(server: Server) -> None:
+    """Wait until no group has been learned from for a second."""
+    end, last = time.monotonic() + START_SECONDS, None
+    while (now := server.groups()) != last and time.monotonic() < end:
+        last = now
+        time.sleep(1)
 
 
 def streams(args: argparse.Namespace) -> None:
@@ -319,13 +329,11 @@ def idle(args: argparse.Namespace) -> None:
     images, number = files(), args.streams[0]
     with serving(args.method, streams=number + 1, group=args.group) as server:
         bounds = {"seconds": args.seconds, "connections": args.at_once}
-        load(server, images, requests=4 * args.group, streams=1, **bounds)
-        time.sleep(2)
+        load(server, images, requests=KEPT + args.group, streams=1, **bounds)
+        _settled(server)
         before, one = server.resident(), json.loads(server.get("/v1/streams"))["in_memory"]
-        run = load(server, images, requests=number * args.group, streams=number, **bounds)
-        end = time.monotonic() + args.seconds
-        while sum(server.groups()) < run.groups and time.monotonic() < end:
-            time.sleep(1)
+        load(server, images, requests=number * args.group, streams=number, **bounds)
+        _settled(server)
         listed = json.loads(server.get("/v1/streams?limit=1000"))
         grown, made = server.resident() - before, listed["in_memory"] - one
         stated = statistics.mean(s["nbytes"] for s in listed["streams"])

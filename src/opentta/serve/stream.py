@@ -13,6 +13,7 @@ from opentta.adapter.base import Adapter
 from opentta.adapter.serving import Serving
 from opentta.errors import StreamError
 
+TENSOR = 400  # bytes of the objects around a tensor's numbers: Python's, torch's, a dict's entry
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Waiting = bytes | Tensor
@@ -56,14 +57,16 @@ class Stream:
                 self.ready, self.waiting = self.waiting, []
 
     def nbytes(self, shared: Mapping[str, Tensor]) -> int:
-        """Bytes of what is this stream's alone: tensors, waiting images, scores; not kept ones."""
+        """Bytes of what is this stream's alone: tensors with the objects around them, waiting
+        images, scores; not kept images.
+        """
         own = [t for name, t in self.values.items() if t is not shared.get(name)]
         tensors = [*own, *self.serving.tensors().values()]
         if self.known is not None:
             tensors = [t for t in tensors if t.ndim != 4]  # set-aside images, kept once
         pixels = [image for image in (*self.waiting, *self.ready) if isinstance(image, Tensor)]
         files = [image for image in (*self.waiting, *self.ready) if isinstance(image, bytes)]
-        return sum(t.nbytes for t in (*tensors, *pixels)) + sum(map(len, files))
+        return sum(t.nbytes + TENSOR for t in (*tensors, *pixels)) + sum(map(len, files))
 
 
 def fresh_generator(adapter: Adapter) -> Tensor:
