@@ -333,7 +333,9 @@ def idle(args: argparse.Namespace) -> None:
         _settled(server)
         before, one = server.resident(), json.loads(server.get("/v1/streams"))["in_memory"]
         load(server, images, requests=number * args.group, streams=number, **bounds)
-        _settled(server)
+        end = time.monotonic() + args.seconds
+        while sum(server.groups()) < server.whole_groups() and time.monotonic() < end:
+            time.sleep(1)
         listed = json.loads(server.get("/v1/streams?limit=1000"))
         grown, made = server.resident() - before, listed["in_memory"] - one
         stated = statistics.mean(s["nbytes"] for s in listed["streams"])
