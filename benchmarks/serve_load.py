@@ -45,6 +45,7 @@ from torch import Tensor
 
 from opentta.datasets.embedded import embedded_set
 from opentta.serve import Host
+from opentta.serve.service import TIDY_SECONDS
 
 ADDRESS = "127.0.0.1"
 FILES = 200  # images that are sent again and again
@@ -331,11 +332,13 @@ def idle(args: argparse.Namespace) -> None:
         bounds = {"seconds": args.seconds, "connections": args.at_once}
         load(server, images, requests=KEPT + args.group, streams=1, **bounds)
         _settled(server)
+        time.sleep(TIDY_SECONDS + 2)  # free memory is given back
         before, one = server.resident(), json.loads(server.get("/v1/streams"))["in_memory"]
         load(server, images, requests=number * args.group, streams=number, **bounds)
         end = time.monotonic() + args.seconds
         while sum(server.groups()) < server.whole_groups() and time.monotonic() < end:
             time.sleep(1)
+        time.sleep(TIDY_SECONDS + 2)
         listed = json.loads(server.get("/v1/streams?limit=1000"))
         grown, made = server.resident() - before, listed["in_memory"] - one
         stated = statistics.mean(s["nbytes"] for s in listed["streams"])

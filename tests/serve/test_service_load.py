@@ -1,13 +1,17 @@
 """benchmarks/serve_load.py counts what it sends and what comes back."""
 
 import importlib.util
+import platform
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from services import GROUP, image, running, tiny_host
 
+from opentta.serve import service
+from opentta.serve.allocator import give_back, share_one_arena
 from opentta.serve.settings import Settings
 from opentta.serve.stream import TENSOR
 from opentta.testing import SIZE
@@ -83,4 +87,36 @@ def test_sizes_of_a_stream_are_those_that_it_states(serve_load, tmp_path):
     assert found.full - found.first == (2 * GROUP - 1) * (3 * SIZE * SIZE + TENSOR)  # in bytes
     assert found.last == host.info("stream").nbytes > found.first  # it remembers images
     assert host.info("stream").waiting == 0 and host.info("stream").skipped == 0
-    assert abs(found.file - found.first) < 20_000  # names and counts, objects around tensors
+    assert abs(found.file - found.first) < 40_000  # names and counts, or objects in memory
+
+
+def test_memory_is_given_back_in_the_pause_after_learning(monkeypatch):
+    given = threading.Event()
+    monkeypatch.setattr(service, "give_back", given.set)
+    with running(tiny_host()) as address, address.client() as client:
+        client.post("/v1/streams/a/images", content=image()).raise_for_status()
+        assert not given.wait(1.5)  # nothing was learned
+        for seed in range(GROUP):
+            client.post("/v1/streams/a/images", content=image(seed)).raise_for_status()
+        assert given.wait(30)
+
+
+def test_the_allocator_gives_free_pages_back():
+    share_one_arena()
+    blocks = [bytes(64 * 1024) for _ in range(2000)]  # below the size that is mapped apart
+    kept = blocks[::100]
+    blocks.clear()
+    before = resident()
+    give_back()
+    after = resident()
+    assert after <= before
+    if platform.libc_ver()[0] == "glibc":
+        assert before - after > 50e6 and len(kept) == 20
+
+
+def resident():
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("memory is read from /proc")
+    lines = status.read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))

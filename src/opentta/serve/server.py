@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import signal
-import sys
 from types import FrameType
 
 import h11
@@ -14,12 +12,12 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from opentta.serve.allocator import share_one_arena
 from opentta.serve.problems import Problem
 from opentta.serve.service import Service
 from opentta.serve.settings import Settings
 
 HEADER_SECONDS = 10.0  # for the headers of a request to arrive
-ARENA_MAX = -8  # glibc's M_ARENA_MAX
 CONNECTIONS = 2  # per request that may run at once; beyond, the one that is idle longest goes
 
 
@@ -109,20 +107,10 @@ def serve(app: FastAPI, *, host: str, port: int, threads: int = 1) -> bool:
     ``threads`` are those of one forward or step; answers and learning run at the same time.
     """
     torch.set_num_threads(threads)
-    _share_one_arena()
+    share_one_arena()
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again at its end
     try:
         make_server(app, host=host, port=port).run()
     finally:
         signal.signal(signal.SIGTERM, before)
     return bool(app.state.service.is_closed)
-
-
-def _share_one_arena() -> None:
-    """All threads allocate from one arena: with one per thread, what idle streams free stays held.
-
-    Where there is no glibc, nothing happens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(ARENA_MAX, 1)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from opentta.errors import OpenttaError
+from opentta.serve.allocator import give_back
 from opentta.serve.bodies import Room
 from opentta.serve.gather import Answer, Asked, Gather
 from opentta.serve.host import Host
@@ -33,6 +34,7 @@ T = TypeVar("T")
 DECODING = 2  # threads
 CALLS = 2  # threads for what is asked of a stream beside images
 LATEST = 12  # images that the page shows
+TIDY_SECONDS = 10.0  # at least, between two times that free memory is given back
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Service:
         self.running = 0  # requests
         self._queued = self._coming = 0  # images that wait; requests that are being decoded
         self._ready = False
+        self._tidied, self._is_tidy = 0.0, True
         self._gather = Gather(
             host,
             seconds=settings.gather_ms / 1000,
@@ -65,7 +68,7 @@ class Service:
         )
         # two, so that a state is not old because a step takes long
         self._workers = (
-            Worker(lambda: host.work(save=False), "learning"),
+            Worker(self._learn, "learning"),
             Worker(lambda: host.save_due(), "saving"),
         )
         self._decoding = ThreadPoolExecutor(DECODING, "opentta-decodes")
@@ -124,6 +127,16 @@ class Service:
         """Whether requests are taken, and answered."""
         threads = (self._gather, *self._workers)
         return self._ready and all(thread.is_alive for thread in threads)
+
+    def _learn(self) -> bool:
+        """One shared step; in the pause after the last one its memory is given back."""
+        if self.host.work(save=False):
+            self._is_tidy = False
+            return True
+        if not self._is_tidy and time.monotonic() - self._tidied > TIDY_SECONDS:
+            give_back()
+            self._tidied, self._is_tidy = time.monotonic(), True
+        return False
 
     def _wake(self) -> None:
         for worker in self._workers:
