@@ -15,8 +15,6 @@ from opentta.report.figures.heat import draw_heat
 from opentta.report.study.scope import Scope, basis_of
 from opentta.report.study.streams import gains, sentences
 
-PANELS = 4
-
 
 def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
     """Points of accuracy over the source, mean over OOD sets, seeds and draws; a panel per row."""
@@ -25,7 +23,7 @@ def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
     if not found:
         reason = "no stream was finished by both the source and another row"
         return Omission(f"{title}: {scope.title}", reason)
-    names = list(found)[-PANELS:]  # the library's own method is the last row
+    names = list(found)
     keys = list(dict.fromkeys(key for name in names for key in found[name]))
     shapes = list(dict.fromkeys(key.shape for key in keys))
     conditions = list(dict.fromkeys(key.condition for key in keys))
@@ -39,13 +37,11 @@ def shapes_figure(scope: Scope, prefix: str) -> Figure | Omission:
         )
     top = max(float(np.nanmax(np.abs(table))) for table in tables.values())  # one scale for all
     draw = partial(_draw, shapes=shapes, conditions=conditions, top=top)
-    left_out = len(found) - len(names)
-    rest = f" The last {PANELS} of {len(found)} rows." if left_out else ""
     return Figure(
         f"{prefix}streams",
         title,
         f"{scope.title}: points of accuracy, mean over OOD sets, seeds and draws. Blue: a gain; "
-        f"orange: a loss; a dash: no such cell.{rest}",
+        f"orange: a loss; a dash: no such cell.",
         f"{basis_of([entry for entry in scope.section.entries if entry.ok])}.",
         " ".join(sentences(scope.section)),
         tuple(Panel(f"{name} minus source", partial(draw, values=tables[name])) for name in names),
