@@ -173,7 +173,9 @@ class LadderAffine(Adapter):
             grads, climbed = grads[: len(norms)], norms
 
         with perturbed(climbed, grads, c.rho):
-            two = self._forward(images, similarity=False, embedded=embedded)
+            two = self._forward(
+                images, similarity=False, embedded=embedded, affine_learns=c.update == "joint"
+            )
             h2 = entropy(two.logits)
             still = reliable & (h2 < c.margin * ln_c)
             loss = self._entropy_loss(h2, still)
@@ -200,10 +202,10 @@ class LadderAffine(Adapter):
         """Class prediction from the class token, OOD score from the fusion, as of now."""
         return self._prediction(self._forward(images, similarity=False), {})
 
-    def _forward(self, images: Tensor, *, similarity: bool, embedded: Tensor | None = None) -> Pass:
+    def _forward(self, images: Tensor, *, similarity: bool, **shared: Any) -> Pass:
         c = self.config
         on = c.sim_on if similarity and c.mu != 0 else None
-        return self.network(images, similarity=on, detach_tokens=c.detach_tokens, embedded=embedded)
+        return self.network(images, similarity=on, detach_tokens=c.detach_tokens, **shared)
 
     def _entropy_loss(self, h: Tensor, mask: Tensor) -> Tensor:
         """Eqn. 11 over the masked samples: (B,), (B,) bool -> ()."""

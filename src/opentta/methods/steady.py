@@ -224,7 +224,7 @@ class Steady(Adapter):
         last, still, grads = one, reliable, grads[: len(norms)]
         if c.passes == 2:
             with perturbed(norms, grads, c.rho):
-                last = self._look(images, lean, embedded=embedded)
+                last = self._look(images, lean, embedded=embedded, affine_learns=False)
                 still = reliable & (last.h < threshold)
                 loss = self._entropy_loss(last, still, familiar)
                 loss = loss + c.lambda2 * self._ood_loss(last, unknown, known)
@@ -272,9 +272,10 @@ class Steady(Adapter):
         *,
         similarity: bool = False,
         embedded: Tensor | None = None,
+        affine_learns: bool = True,
     ) -> Look:
         on: SimilarityOn | None = "token_net" if similarity else None
-        raw = self.network(images, similarity=on, embedded=embedded)
+        raw = self.network(images, similarity=on, embedded=embedded, affine_learns=affine_learns)
         logits = (raw.logits - lean).to(raw.logits)
         return Look(raw, logits, (raw.ood_logits - lean).to(logits), entropy(logits))
 

@@ -8,7 +8,6 @@ out: without the ladder both heads give the logits of the class token.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -83,14 +82,18 @@ class TwoHeads:
         similarity: SimilarityOn | None = None,
         detach_tokens: bool = False,
         embedded: Tensor | None = None,
+        affine_learns: bool = True,
     ) -> Pass:
         """Images (B, 3, H, W) -> both logits; ``similarity`` names the tokens of L_sim.
 
-        ``embedded``: the images' tokens, where ``backbone.embedded`` has made them before.
+        ``embedded``: the images' tokens, where ``backbone.embedded`` has made them before. Without
+        ``affine_learns`` there is no gradient of T and A.
         """
         b = self.backbone
         on = None if self.affine is None else similarity
-        edits = partial(self.affine.edit, similarity=on == "token_net") if self.affine else None
+        edits = None
+        if self.affine is not None:
+            edits = self.affine.edits(similarity=on == "token_net", learns=affine_learns)
         tap = PatchSimilarity(b.prefix, None if on == "all_blocks" else b.depth - 1)
         tapped = tap if on in ("last_block", "all_blocks") else None
         trace = b.trace(images, edits, tapped, embedded)
