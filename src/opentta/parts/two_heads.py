@@ -58,9 +58,8 @@ def rates_for_width(config: Config, dim: int) -> Config:
 class Pass:
     """What one forward pass gives."""
 
-    logits: Tensor  # (B, C) of the class token
-    ood_logits: Tensor  # (B, C) of the ladder; the same as logits without one
-    similarity: Tensor  # () mean over blocks and samples; 0 where it is not asked for
+    heads: Tensor  # (2, B, C): logits of the class token, of the ladder; the same without one
+    similarity: Tensor | None  # () mean over blocks and samples, where it is asked for
     patches: int  # P, the number of patch tokens
 
 
@@ -102,8 +101,8 @@ class TwoHeads:
         if self.ladder is not None:
             tokens = [t.detach() if detach_tokens else t for t in trace.class_tokens]
             ood_logits = b.classify(self.ladder(tokens))  # Eqn. 3
-        mean = torch.stack(measured).mean() if measured else trace.logits.new_zeros(())
-        return Pass(trace.logits, ood_logits, mean, trace.patches)
+        mean = torch.stack(measured).mean() if measured else None
+        return Pass(torch.stack([trace.logits, ood_logits]), mean, trace.patches)
 
     def optimizers(self, config: Any) -> tuple[Sgd, Sgd]:
         """SGD of the affine (T and A) and of the ladder (Psi and HLN), at the config's rates."""
