@@ -116,7 +116,7 @@ def test_the_affine_acts_per_channel_on_q_k_and_v(images):
         network.affine[0].weight.normal_(std=0.1, generator=generator())
         network.affine[0].bias.normal_(std=0.1, generator=generator())
     z, qkv = torch.randn(2, 9, 48), torch.randn(2, 9, 3, 3, 16)
-    out, _ = network.edit(0, similarity=False)(z, qkv)
+    out, _ = network.edits(similarity=False)(0)(z, qkv)
     u = network.token[0](z[:, 1:]).mean(1) + z[:, 0]
     six = network.affine[0](u).split(48, dim=1)
     for part in range(3):
@@ -130,7 +130,7 @@ def test_a_token_affine_gives_each_token_its_own():
     with torch.no_grad():
         network.affine[0].weight.normal_(std=0.1, generator=generator())
     z, qkv = torch.randn(2, 9, 48), torch.randn(2, 9, 3, 3, 16)
-    out, _ = network.edit(0, similarity=False)(z, qkv)
+    out, _ = network.edits(similarity=False)(0)(z, qkv)
     six = network.affine[0](network.token[0](z) + z[:, :1]).split(48, dim=2)
     expected = (1 + six[0]) * qkv[:, :, 0].flatten(2) + six[1]
     assert torch.allclose(out[:, :, 0].flatten(2), expected, atol=1e-5)

@@ -62,8 +62,8 @@ def joined(
     nothing = torch.zeros((), dtype=torch.bool, device=logits.device)
     details = {"steps": torch.tensor(len(steps), device=logits.device)}
     for name in ("reset", "guard"):
-        told = [out.details.get(name, nothing).any() for out in steps]
-        details[name] = torch.stack([nothing, *told]).any()
+        told = [out.details[name].any() for out in steps if name in out.details]
+        details[name] = torch.stack(told).any() if told else nothing
     if sweep:
         parts = [out.details["ood_score_by_alpha"] for out in answers]
         details["ood_score_by_alpha"] = torch.cat(parts)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opentta.parts.losses import entropy
-from opentta.parts.optim import assign
+from opentta.parts.optim import all_finite, assign
 
 KEEP = 0.95  # weight of the past in the entropies, per step
 
@@ -76,14 +76,13 @@ class Tally:
 
     def count(self, *, guard: Tensor, recovered: Tensor, where: Tensor) -> None:
         """One step where ``where`` (a bool scalar) is true, and whether it was taken back."""
-        added = torch.stack([torch.ones_like(guard), guard, recovered]).long()
-        assign([self.counts], [self.counts + added], where)
+        self.counts += torch.stack([where, where & guard, where & recovered])
 
     def look(self, adapted: Tensor, source: Tensor, *, where: Tensor) -> None:
         """Logits (b, C) of the two models on the same samples."""
-        h = torch.stack([entropy(logits.detach().float()).sum() for logits in (adapted, source)])
+        h = entropy(torch.stack([adapted.detach().float(), source.float()])).sum(dim=1)  # (2,)
         added = torch.cat([h.new_full((1,), len(adapted)), h])
-        assign([self.sums], [KEEP * self.sums + added], where & h.isfinite().all())
+        assign([self.sums], [KEEP * self.sums + added], where & all_finite(h))
 
     def entropies(self) -> tuple[float | None, float | None]:
         """Of the adapted and of the source model; reads back."""

@@ -334,14 +334,13 @@ class Method(ABC):
     def _guarded(self, images: Tensor) -> Prediction:
         """A step; then, with a guard, a look of the source model at some of the samples."""
         out = checked(self.step(images))
-        recovered = out.details.get("reset", torch.zeros_like(self.valid)).any()
+        nothing = torch.zeros_like(self.valid)
+        recovered = out.details.get("reset", nothing).any()
         if self.guard is None:
-            self.tally.count(
-                guard=torch.zeros_like(recovered), recovered=recovered, where=self.valid
-            )
+            self.tally.count(guard=nothing, recovered=recovered, where=self.valid)
             return out
         source = {n: t for n, t in self._snapshot.initial.items() if n.startswith("model.")}
-        lost, looked_at = torch.zeros_like(recovered), images[LOOKED_AT]
+        lost, looked_at = nothing, images[LOOKED_AT]
         with torch.no_grad():
             if len(looked_at):  # the rest of a stream may be one or two images
                 seen = functional_call(self.backbone, source, (looked_at,))

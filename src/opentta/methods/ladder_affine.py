@@ -158,14 +158,16 @@ class LadderAffine(Adapter):
 
         embedded = self.backbone.embedded(images)
         one = self._forward(images, similarity=True, embedded=embedded)
-        h = entropy(one.logits)
+        h, h_ood = entropy(one.heads)  # each (B,)
         reliable = (h < c.margin * ln_c) & self.valid
         unknown = (h > c.ood_margin * ln_c) & self.valid & (c.ladder != "off")  # Eqn. 4: m
         used = (reliable | unknown).any()
         loss = self._entropy_loss(h, reliable)
-        loss = loss - c.lambda1 * masked_mean(entropy(one.ood_logits), unknown)  # L_OOD
-        weight = reliable.float().mean() if c.sim_scale == "reliable" else 1.0
-        loss = loss - c.mu * (used * weight) * self._similarity(one)
+        loss = loss - c.lambda1 * masked_mean(h_ood, unknown)  # L_OOD
+        if one.similarity is not None:
+            weight = used * reliable.float().mean() if c.sim_scale == "reliable" else used
+            times = one.patches - 1 if c.sim_norm == "patches" else 1  # 1 / P as printed
+            loss = loss - c.mu * times * (weight * one.similarity)  # L_sim, Eqn. 9
         grads = self.gradients(loss, [*norms, *modules])
         climbed = [*norms, *modules]
         if c.update == "split":
@@ -173,11 +175,13 @@ class LadderAffine(Adapter):
             grads, climbed = grads[: len(norms)], norms
 
         with perturbed(climbed, grads, c.rho):
-            two = self._forward(images, similarity=False, embedded=embedded)
-            h2 = entropy(two.logits)
+            two = self._forward(
+                images, similarity=False, embedded=embedded, affine_learns=c.update == "joint"
+            )
+            h2, h2_ood = entropy(two.heads)
             still = reliable & (h2 < c.margin * ln_c)
             loss = self._entropy_loss(h2, still)
-            loss = loss - c.lambda2 * masked_mean(entropy(two.ood_logits), unknown)
+            loss = loss - c.lambda2 * masked_mean(h2_ood, unknown)
             grads = self.gradients(loss, climbed)
         moved = (still | unknown).any()
         self.update(state.model_sgd, grads[: len(norms)], where=moved)
@@ -200,10 +204,10 @@ class LadderAffine(Adapter):
         """Class prediction from the class token, OOD score from the fusion, as of now."""
         return self._prediction(self._forward(images, similarity=False), {})
 
-    def _forward(self, images: Tensor, *, similarity: bool, embedded: Tensor | None = None) -> Pass:
+    def _forward(self, images: Tensor, *, similarity: bool, **shared: Any) -> Pass:
         c = self.config
         on = c.sim_on if similarity and c.mu != 0 else None
-        return self.network(images, similarity=on, detach_tokens=c.detach_tokens, embedded=embedded)
+        return self.network(images, similarity=on, detach_tokens=c.detach_tokens, **shared)
 
     def _entropy_loss(self, h: Tensor, mask: Tensor) -> Tensor:
         """Eqn. 11 over the masked samples: (B,), (B,) bool -> ()."""
@@ -212,11 +216,6 @@ class LadderAffine(Adapter):
             return loss
         return loss * (mask.sum() if self.config.entropy_scale == "sum" else mask.float().mean())
 
-    def _similarity(self, seen: Pass) -> Tensor:
-        """L_sim, Eqn. 9: the mean over pairs; as printed, 1 / P in the place of 1 / (P (P - 1))."""
-        printed = self.config.sim_norm == "patches"
-        return seen.similarity * (seen.patches - 1) if printed else seen.similarity
-
     def _step_modules(self, grads: list[Tensor], used: Tensor, unknown: Tensor) -> None:
         """T and A learn from every used batch, Psi and HLN from one with unknown samples only."""
         count = len(self.state.affine_sgd.params)
@@ -224,7 +223,7 @@ class LadderAffine(Adapter):
         self.update(self.state.ladder_sgd, grads[count:], where=unknown)
 
     def _prediction(self, shown: Pass, details: dict[str, Tensor]) -> Prediction:
-        logits, ood = shown.logits.detach(), shown.ood_logits.detach()
+        logits, ood = shown.heads.detach()
         score = fused_entropy(logits, ood, self.config.alpha)  # Eqns. 5 and 6
         details["ood_score_by_alpha"] = fused_entropy(logits, ood, self._alphas).T  # (B, 11)
         return Prediction(logits, score, details)

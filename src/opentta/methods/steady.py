@@ -41,8 +41,8 @@ from opentta.errors import ConfigError
 from opentta.models.backbone import Backbone
 from opentta.parts.affine import AttentionAffine, SimilarityOn
 from opentta.parts.ladder import Ladder, NarrowLadder
-from opentta.parts.losses import energy, entropy, masked_mean, self_weighted_entropy, wide
-from opentta.parts.optim import Sgd, collapsed_
+from opentta.parts.losses import energy, entropy, masked_mean, self_weights, wide
+from opentta.parts.optim import Sgd, all_finite, collapsed_
 from opentta.parts.prior import BATCH, ClassCounts, Lean
 from opentta.parts.recent import Recent
 from opentta.parts.sam import perturbed
@@ -120,8 +120,7 @@ class Look:
 
     raw: Pass  # as the network gave it
     logits: Tensor  # (B, C) of the class token
-    ood_logits: Tensor  # (B, C) of the ladder; the same as logits without one
-    h: Tensor  # (B,) entropy of the class prediction
+    h: Tensor  # (2, B) entropy of the class prediction, and of the ladder's tempered one
 
 
 @register("steady")
@@ -166,7 +165,10 @@ class Steady(Adapter):
         """The affine and the ladder, started so that the network is the source model."""
         c, b = self.config, self.backbone
         generator = torch.Generator().manual_seed(self._seed)
-        self._alphas = torch.tensor(ALPHA_GRID, device=b.device)
+        self._ladder_shares = 1 - torch.tensor(
+            [*ALPHA_GRID, c.alpha], device=b.device
+        )  # of a score
+        self._temperatures = torch.tensor([1.0, c.temperature], device=b.device)[:, None, None]
         affine = None
         ladder: Ladder | NarrowLadder | None = None
         if c.affine != "off":
@@ -209,38 +211,38 @@ class Steady(Adapter):
         one = self._look(images, lean, similarity=c.mu != 0, embedded=embedded)
         energies = self._energies(one)
         scored = self._prediction(one, energies)
-        reliable = (one.h < threshold) & self.valid
+        h = one.h[0].detach()
+        reliable = (h < threshold) & self.valid
         unknown, known = self._judge(energies)
-        used = (reliable | unknown).any()
-        familiar = self._familiar(energies)
-        loss = self._entropy_loss(one, reliable, familiar)
-        loss = loss + c.lambda1 * self._ood_loss(one, unknown, known)
-        loss = loss - c.mu * (used * 1.0) * one.raw.similarity
+        used, some_unknown = (reliable | unknown).any(), unknown.any()
+        familiar, ood = self._familiar(energies), self._ood_weights(unknown, known)
+        loss = self._loss(one, reliable, familiar, c.lambda1 * ood)
+        if one.raw.similarity is not None:
+            loss = loss - c.mu * (used * one.raw.similarity)
         grads = self.gradients(loss, [*norms, *modules])
         after = len(norms) + len(state.affine_sgd.params)
         self.update(state.affine_sgd, grads[len(norms) : after], where=used)
-        self.update(state.ladder_sgd, grads[after:], where=unknown.any())
+        self.update(state.ladder_sgd, grads[after:], where=some_unknown)
 
         last, still, grads = one, reliable, grads[: len(norms)]
         if c.passes == 2:
             with perturbed(norms, grads, c.rho):
-                last = self._look(images, lean, embedded=embedded)
-                still = reliable & (last.h < threshold)
-                loss = self._entropy_loss(last, still, familiar)
-                loss = loss + c.lambda2 * self._ood_loss(last, unknown, known)
+                last = self._look(images, lean, embedded=embedded, affine_learns=False)
+                still = reliable & (last.h[0] < threshold)
+                loss = self._loss(last, still, familiar, c.lambda2 * ood)
                 grads = self.gradients(loss, norms)
         self.update(state.model_sgd, grads, where=(still | unknown).any())
-        p = wide(one.raw.logits).softmax(dim=1)
-        sane = self.valid & p.isfinite().all()
+        p = wide(one.raw.heads[0].detach()).softmax(dim=1)
+        sane = self.valid & all_finite(p)
         if c.balance > 0:
             state.lean.update(p, where=sane)
         if c.score_balance > 0:
             state.counts.update(p, where=sane)
-        mean = masked_mean(last.h.detach(), still)
+        mean = masked_mean(last.h[0].detach(), still)
         reset = self.valid & collapsed_(
             state.mean_entropy,
             mean,
-            one.h,
+            h,
             keep=c.average,
             below=c.recover_below,
             where=still.any(),
@@ -272,24 +274,28 @@ class Steady(Adapter):
         *,
         similarity: bool = False,
         embedded: Tensor | None = None,
+        affine_learns: bool = True,
     ) -> Look:
         on: SimilarityOn | None = "token_net" if similarity else None
-        raw = self.network(images, similarity=on, embedded=embedded)
-        logits = (raw.logits - lean).to(raw.logits)
-        return Look(raw, logits, (raw.ood_logits - lean).to(logits), entropy(logits))
+        raw = self.network(images, similarity=on, embedded=embedded, affine_learns=affine_learns)
+        heads = (raw.heads - lean).to(raw.heads)
+        return Look(raw, heads[0], entropy(heads / self._temperatures))
 
-    def _entropy_loss(self, seen: Look, mask: Tensor, familiar: Tensor | float) -> Tensor:
-        """Entropy weighted by itself and by ``familiar``, times the share of masked samples."""
-        weighted = self_weighted_entropy(seen.h, mask * familiar, detach=True)
-        return weighted * mask.float().mean()
+    def _loss(self, seen: Look, mask: Tensor, familiar: Tensor | float, ood: Tensor) -> Tensor:
+        """Entropies under constant weights: the class prediction's, the ladder's by ``ood``.
+
+        The first weigh by themselves and by ``familiar``, times the share of masked samples.
+        """
+        weights = self_weights(seen.h[0].detach(), mask * familiar) * mask.float().mean()
+        return (torch.stack([weights, ood]) * seen.h).sum()
 
     def _familiar(self, energies: Tensor) -> Tensor | float:
         """The share of recent samples whose energy is higher, if asked for: (B,); else 1."""
         if self.config.familiar == "off":
             return 1.0
-        recent = self.state.recent.values
-        higher = (recent > energies[0].float()[:, None]).sum(dim=1)  # an empty place, NaN, is not
-        return higher / (~recent.isnan()).sum().clamp_min(1)
+        recent = self.state.recent
+        above = recent.values > energies[0].float()[:, None]  # (B, window); NaN is not
+        return above.sum(dim=1) / recent.count().clamp_min(1)
 
     def _energies(self, seen: Look) -> Tensor:
         """Tempered energies of both heads' raw logits with the counts taken off: (2, B).
@@ -297,17 +303,15 @@ class Steady(Adapter):
         Unknown samples of one kind gather in few classes: without the counts of those classes they
         look as unsure as they are.
         """
-        heads = torch.stack([seen.raw.logits.detach(), seen.raw.ood_logits.detach()])  # (2, B, C)
         frequent = self.config.score_balance * self.state.counts.log_ratio()
-        values = energy((wide(heads) - frequent).flatten(0, 1), self.config.temperature)
-        return values.view(heads.shape[:2])
+        return energy(wide(seen.raw.heads.detach()) - frequent, self.config.temperature)
 
     def _judge(self, energies: Tensor) -> tuple[Tensor, Tensor]:
         """Which samples the ladder takes as unknown and as known: each (B,) bool."""
         c, recent = self.config, self.state.recent
         on = self.valid & (c.ladder != "off")
         values = energies[0].float()
-        sane = self.valid & values.isfinite().all()
+        sane = self.valid & all_finite(values)
         if c.ladder != "off" or c.familiar != "off":
             recent.push(values, where=sane)
         if c.ladder_share == "agreement":
@@ -315,13 +319,12 @@ class Steady(Adapter):
         most, least = recent.quantiles(c.ood_quantile, c.known_quantile)
         return (values > most) & on, (values < least) & on
 
-    def _ood_loss(self, seen: Look, unknown: Tensor, known: Tensor) -> Tensor:
-        """The ladder is to be unsure of unknown samples, and sure of known ones."""
-        h = entropy(seen.ood_logits / self.config.temperature)
-        loss = -masked_mean(h, unknown)
-        if self.config.known_weight > 0:
-            loss = loss + self.config.known_weight * masked_mean(h, known) * unknown.any()
-        return loss
+    def _ood_weights(self, unknown: Tensor, known: Tensor) -> Tensor:
+        """Of the ladder's entropies: it is to be unsure of unknown samples, sure of known ones."""
+        masks = torch.stack([unknown, known])  # (2, B)
+        unsure, sure = masks / masks.sum(dim=1, keepdim=True).clamp_min(1)
+        weights: Tensor = self.config.known_weight * (sure * unknown.any()) - unsure
+        return weights
 
     def _trust(self) -> Tensor | float:
         """How much of the ladder's share it gets: less where the two heads disagree on samples.
@@ -333,20 +336,19 @@ class Steady(Adapter):
         if self.config.ladder_share == "fixed":
             return 1.0
         pair = torch.stack([self.state.recent.values, self.state.recent_ladder.values])
-        there = ~pair.isnan().any(dim=0)  # (window,)
+        both = pair.sum(dim=0)  # (window,); NaN where one is missing
+        there = both == both
         count = there.sum()
-        pair = torch.where(there, pair, 0.0)
-        pair = torch.where(there, pair - pair.sum(dim=1, keepdim=True) / count.clamp_min(1), 0.0)
-        spread = pair.square().sum(dim=1).prod().sqrt()
-        correlation = pair.prod(dim=0).sum() / spread.clamp_min(1e-12)
-        trust = ((correlation - DISTRUSTED) / (TRUSTED - DISTRUSTED)).clamp(0, 1)
-        return torch.where(count >= ENOUGH * len(there), trust, 1.0)
+        pair = pair.nan_to_num() * there
+        pair = (pair - pair.sum(dim=1, keepdim=True) / count.clamp_min(1)) * there
+        pair = pair / pair.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        correlation = pair.prod(dim=0).sum()
+        trust: Tensor = ((correlation - DISTRUSTED) / (TRUSTED - DISTRUSTED)).clamp(0, 1)
+        return trust.maximum(count < ENOUGH * len(there))
 
     def _prediction(self, seen: Look, energies: Tensor) -> Prediction:
-        token, ladder = energies
-        distrust = 1 - self._trust()
-        alpha = self.config.alpha + distrust * (1 - self.config.alpha)  # share of the class token
-        alphas = self._alphas + distrust * (1 - self._alphas)
-        by_alpha = token[:, None] * alphas + ladder[:, None] * (1 - alphas)  # (B, 11)
-        score = alpha * token + (1 - alpha) * ladder
-        return Prediction(seen.logits.detach(), score, {"ood_score_by_alpha": by_alpha})
+        shares = (self._ladder_shares * self._trust()).to(energies)  # (12,)
+        token, ladder = energies[:, :, None]  # each (B, 1)
+        scores = torch.lerp(token, ladder, shares)  # (B, 12)
+        sweep = {"ood_score_by_alpha": scores[:, :-1]}
+        return Prediction(seen.logits.detach(), scores[:, -1], sweep)

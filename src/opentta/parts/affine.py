@@ -6,12 +6,13 @@ A starts at zero, so that the network starts as the source model, exactly.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 Granularity = Literal["pooled", "token"]
 SimilarityOn = Literal["token_net", "last_block", "all_blocks"]
@@ -43,50 +44,67 @@ class AttentionAffine(nn.Module):
         self.token = nn.ModuleList(_default_linear(dim, generator) for _ in range(pairs))
         self.affine = nn.ModuleList(_zero_linear(dim, 6 * dim) for _ in range(pairs))
 
-    def edit(self, block: int, *, similarity: bool) -> "BlockAffine | None":
-        """What changes Q, K and V of this block; with ``similarity`` it also measures L_sim's."""
-        slot = self.slot.get(block)
-        if slot is None:
-            return None
-        token, affine = self.token[slot], self.affine[slot]
-        return BlockAffine(token, affine, self.prefix, self.granularity, similarity)
+    def edits(
+        self, *, similarity: bool, learns: bool = True
+    ) -> "Callable[[int], BlockAffine | None]":
+        """What changes Q, K and V of each block in one pass, where it acts on the block.
+
+        With ``similarity`` it also measures L_sim's; without ``learns`` T and A are constants, so
+        that no gradient of theirs is computed.
+        """
+        token, affine = ([_layer(m, learns) for m in side] for side in (self.token, self.affine))
+        edits = [
+            BlockAffine(t, a, self.prefix, self.granularity, similarity)
+            for t, a in zip(token, affine, strict=True)
+        ]
+        return lambda block: edits[self.slot[block]] if block in self.slot else None
+
+
+Layer = tuple[Tensor, Tensor]
+"""Weight and bias."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockAffine:
     """T and A as they act on one block."""
 
-    token: nn.Module
-    affine: nn.Module
+    token: Layer
+    affine: Layer
     prefix: int
     granularity: Granularity
     similarity: bool  # measure it
 
     def __call__(self, z: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
         """z (B, N, d), qkv (B, N, 3, heads, d_head) -> the affined qkv, the similarity (B,)."""
-        similarity = None
-        if self.granularity == "pooled":
-            if self.similarity:
-                similarity = mean_cosine(self.token(z), self.prefix)
-            # T is linear, so pooling before it gives the same for less; and one product for both
-            # vectors spares the backward pass two token-sized tensors of zeros.
-            class_token, pooled = torch.matmul(self._pooling(z), z).unbind(1)  # each (B, d)
-            u = self.token(pooled) + class_token
-            coefficients = self.affine(u)[:, None]  # (B, 1, 6 d)
+        f: Tensor | None = None
+        if self.granularity == "token":
+            f = linear(z, *self.token)  # (B, N, d)
+            u = f + z[:, :1]
         else:
-            f = self.token(z)  # (B, N, d)
-            if self.similarity:
-                similarity = mean_cosine(f, self.prefix)
-            coefficients = self.affine(f + z[:, :1])  # (B, N, 6 d)
-        six = coefficients.unflatten(2, (3, 2, *qkv.shape[3:]))  # (B, 1 | N, 3, 2, heads, d_head)
+            f = linear(z, *self.token) if self.similarity else None
+            u = self._pooled(z, f)[:, None]  # (B, 1, d)
+        similarity = mean_cosine(f, self.prefix) if f is not None and self.similarity else None
+        coefficients = linear(u, *self.affine)  # (B, 1 | N, 6 d)
+        shape = (*coefficients.shape[:2], 3, 2, *qkv.shape[3:])
+        six = coefficients.view(shape)  # (B, 1 | N, 3, 2, heads, d_head)
         gamma, beta = six.unbind(3)  # each (B, 1 | N, 3, heads, d_head)
         return scale_shift(qkv, 1 + gamma, beta), similarity  # Eqn. 8
 
-    def _pooling(self, z: Tensor) -> Tensor:
-        """(2, N): the first row picks the class token, the second averages the patches."""
-        place = torch.arange(z.shape[1], device=z.device)
-        mean = (place >= self.prefix) / (z.shape[1] - self.prefix)
-        return torch.stack([(place == 0).to(mean), mean]).to(z)
+    def _pooled(self, z: Tensor, f: Tensor | None) -> Tensor:
+        """The mean of T over the patches, plus the class token: (B, d); f = T(z) where it is there.
+
+        T is linear, so pooling before it gives the same for less.
+        """
+        if torch.compiler.is_compiling():
+            if f is not None:
+                return f[:, self.prefix :].mean(dim=1) + z[:, 0]
+            return linear(z[:, self.prefix :].mean(dim=1), *self.token) + z[:, 0]
+        # One product for both spares the backward pass two token-sized tensors of zeros.
+        rows = z.new_zeros(2, z.shape[1])
+        rows[0, 0] = 1
+        rows[1, self.prefix :] = 1 / (z.shape[1] - self.prefix)
+        class_token, mean = torch.matmul(rows, z).unbind(1)
+        return linear(mean, *self.token) + class_token
 
 
 class PatchSimilarity:
@@ -110,7 +128,7 @@ class _MeanCosine(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, skip: int) -> Tensor:
         norm = features.norm(dim=2).clamp_min(1e-12)  # (B, N)
         norm[:, :skip] = torch.inf  # tokens before the patches weigh nothing
-        total = torch.bmm((1 / norm)[:, None], features)[:, 0]  # (B, d): sum of unit vectors
+        total = torch.bmm(norm.reciprocal()[:, None], features)[:, 0]  # (B, d): sum of unit vectors
         ctx.save_for_backward(features, norm, total)
         return total.square().sum(dim=1)
 
@@ -140,7 +158,8 @@ def mean_cosine(features: Tensor, skip: int = 0) -> Tensor:
     if torch.compiler.is_compiling():  # fuses and keeps what is best by itself
         patches = features[:, skip:]
         unit = patches / patches.norm(dim=2, keepdim=True).clamp_min(1e-12)
-        total = unit.sum(dim=1).square().sum(dim=1)
+        whole = unit.sum(dim=1)  # (B, d)
+        total = (whole * whole).sum(dim=1)
     else:
         total = _MeanCosine.apply(features, skip)
     return (total - count) / max(count * (count - 1), 1)
@@ -168,10 +187,8 @@ class _ScaleShift(torch.autograd.Function):
         if g_y is buffer:  # a scale for every token: nothing was summed
             buffer = torch.empty_like(y)
         g_beta = grad.sum_to_size(beta.shape)
-        dead = torch.where(gamma < 0, -1e-6, 1e-6).to(
-            gamma
-        )  # a channel scaled to nothing: no 0 / 0
-        g_gamma = (g_y - beta * g_beta) / torch.where(gamma.abs() < 1e-6, dead, gamma)
+        scale = gamma.abs().clamp_min(1e-6).copysign(gamma)  # one that is nothing: no 0 / 0
+        g_gamma = torch.addcmul(g_y, beta, g_beta, value=-1) / scale
         return torch.mul(grad, gamma, out=buffer), g_gamma, g_beta
 
 
@@ -181,6 +198,16 @@ def scale_shift(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         return torch.addcmul(beta, gamma, x)
     y: Tensor = _ScaleShift.apply(x, gamma, beta)
     return y
+
+
+def _layer(module: nn.Module, learns: bool) -> Layer:
+    """Weight and bias, under autocast in its type: cast here, once for all blocks."""
+    weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
+    kind, device = weight.dtype, weight.device.type
+    if torch.is_autocast_enabled(device):
+        kind = torch.get_autocast_dtype(device)
+    kept = (weight, bias) if learns else (weight.detach(), bias.detach())
+    return kept[0].to(kind), kept[1].to(kind)
 
 
 def _default_linear(dim: int, generator: torch.Generator) -> nn.Linear:

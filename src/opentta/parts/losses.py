@@ -10,24 +10,26 @@ def wide(values: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H(p) = -sum_c p_c ln p_c of p = softmax(logits), in nats: (B, C) -> (B,).
+    """H(p) = -sum_c p_c ln p_c of p = softmax(logits), in nats: (..., C) -> (...).
 
     Example:
         >>> entropy(torch.zeros(1, 4))
         tensor([1.3863])
     """
-    log_p = wide(logits).log_softmax(dim=1)
-    return -(log_p.exp() * log_p).sum(dim=1)
+    log_p = wide(logits).log_softmax(dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """-T logsumexp(logits / T): (B, C) -> (B,); higher = more out-of-distribution.
+    """-T logsumexp(logits / T): (..., C) -> (...); higher = more out-of-distribution.
 
     Example:
         >>> energy(torch.zeros(1, 4))
         tensor([-1.3863])
     """
-    return -temperature * (wide(logits) / temperature).logsumexp(dim=1)
+    scaled = wide(logits) / temperature
+    most_likely = scaled.log_softmax(dim=-1).amax(dim=-1)  # logsumexp itself takes nine kernels
+    return temperature * (most_likely - scaled.amax(dim=-1))
 
 
 def probability_entropy(p: Tensor) -> Tensor:
@@ -42,8 +44,13 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
         >>> masked_mean(torch.tensor([1.0, 5.0]), torch.tensor([True, False]))
         tensor(1.)
     """
-    weight = mask.to(values.dtype)
-    return (values * weight).sum() / weight.sum().clamp_min(1)
+    return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
+def self_weights(h: Tensor, mask: Tensor) -> Tensor:
+    """w = softmax(-H) over the masked samples: (B,), (B,) bool or weights -> (B,); 0 elsewhere."""
+    weight = torch.exp(-h) * mask
+    return weight / weight.sum().clamp_min(1e-12)  # an empty mask: no 0 / 0, no NaN gradient
 
 
 def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> Tensor:
@@ -53,10 +60,7 @@ def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> T
     above the weighted mean is pushed up, not down. ``detach`` takes the weights as constants.
     ``h`` (B,), ``mask`` (B,) bool; 0 where the mask is empty.
     """
-    weight = torch.exp(-h) * mask
-    total = weight.sum()
-    weight = weight / torch.where(total > 0, total, 1.0)  # an empty mask: no 0 / 0, no NaN gradient
-    return ((weight.detach() if detach else weight) * h).sum()
+    return (self_weights(h.detach() if detach else h, mask) * h).sum()
 
 
 def fused_entropy(logits: Tensor, ood_logits: Tensor, alpha: float | Tensor) -> Tensor:

@@ -22,19 +22,18 @@ def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | 
             torch._foreach_copy_(list(targets), list(values))
             return
         pairs = [(t, v.to(t.dtype).expand_as(t)) for t, v in zip(targets, values, strict=True)]
+        apart = [(t, v) for t, v in pairs if t.numel() > SMALL]
         for kind in {t.dtype for t, _ in pairs}:  # a hundred small tensors: one choice for all
             small = [(t, v) for t, v in pairs if t.dtype == kind and t.numel() <= SMALL]
-            if small:
-                old, new = (
-                    torch.cat([t.flatten() for t in side]) for side in zip(*small, strict=True)
-                )
-                sizes = [t.numel() for t, _ in small]
-                chosen = torch.split(torch.where(where, new, old), sizes)
-                shaped = [c.view_as(t) for c, (t, _) in zip(chosen, small, strict=True)]
-                torch._foreach_copy_([t for t, _ in small], shaped)
-        for target, value in pairs:
-            if target.numel() > SMALL:
-                torch.where(where, value, target, out=target)
+            if len(small) < 2:
+                apart += small
+                continue
+            old, new = (torch.cat([t.flatten() for t in side]) for side in zip(*small, strict=True))
+            chosen = torch.split(torch.where(where, new, old), [t.numel() for t, _ in small])
+            shaped = [c.view_as(t) for c, (t, _) in zip(chosen, small, strict=True)]
+            torch._foreach_copy_([t for t, _ in small], shaped)
+        for target, value in apart:
+            torch.where(where, value, target, out=target)
 
 
 def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:
@@ -42,7 +41,7 @@ def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) ->
 
     NaN stands for "nothing yet": the first value is then taken as it is.
     """
-    fresh = torch.where(past.isnan(), value, keep * past + (1 - keep) * value)
+    fresh = torch.where(past.isnan(), value, torch.lerp(value.to(past), past, keep))
     assign([past], [fresh], where)
 
 
@@ -55,7 +54,7 @@ def collapsed_(
     not finite mean the same.
     """
     running_mean_(past, mean, keep, where=where)
-    return (past < below) | ~h.isfinite().all()
+    return (past < below) | ~all_finite(h)
 
 
 def optimizer(
@@ -67,9 +66,18 @@ def optimizer(
     return Sgd([(params, lr)], momentum=momentum, nesterov=nesterov)
 
 
+def all_finite(values: Tensor) -> Tensor:
+    """Whether none of ``values`` is NaN or infinite: a bool scalar on the device.
+
+    Two kernels, where ``isfinite().all()`` takes five.
+    """
+    largest: Tensor = torch.linalg.vector_norm(values, torch.inf)
+    return largest < torch.inf
+
+
 def finite(grads: Sequence[Tensor], where: Tensor | None) -> Tensor:
     """``where``, and false if any gradient is NaN or infinite: a bool scalar on the device."""
-    sane = torch.stack(torch._foreach_norm(list(grads))).isfinite().all()
+    sane = all_finite(torch.stack(torch._foreach_norm(list(grads))))
     return sane if where is None else where & sane
 
 
@@ -97,16 +105,16 @@ class Sgd:
         if not self.params:
             return
         where = finite(grads, where)
-        update: Sequence[Tensor] = list(grads)
+        update = moments = tuple(grads)
         if self.momentum:
-            moments = torch._foreach_mul(self.moments, self.momentum)
-            torch._foreach_add_(moments, list(grads))
+            moments = torch._foreach_add(list(grads), self.moments, alpha=self.momentum)
             update = moments
             if self.nesterov:
-                update = torch._foreach_add(list(grads), torch._foreach_mul(moments, self.momentum))
-            assign(self.moments, moments, where)
-        delta = torch._foreach_mul(list(update), [-scale * lr for lr in self.rates])
-        assign(self.params, torch._foreach_add(self.params, delta), where)
+                update = torch._foreach_add(list(grads), moments, alpha=self.momentum)
+        delta = torch._foreach_mul(update, [-scale * lr for lr in self.rates])
+        params = torch._foreach_add(self.params, delta)
+        kept = len(self.moments)
+        assign([*self.params, *self.moments], [*params, *moments[:kept]], where)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """What it remembers."""

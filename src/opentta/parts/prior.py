@@ -37,13 +37,14 @@ class ClassCounts:
 
     def log_ratio(self) -> Tensor:
         """ln of each class's share over an equal share: (C,), 0 where all are alike."""
-        share = (self.counts + IMAGINED) / (self.counts + IMAGINED).sum()
-        return share.log() + math.log(len(share))
+        counts = self.counts + IMAGINED
+        return (counts / counts.mean()).log()
 
     def update(self, p: Tensor, *, where: Tensor) -> None:
         """Count a batch of predictions (B, C) where ``where`` (a bool scalar) is true."""
         keep = self.average ** (len(p) / BATCH)
-        assign([self.counts], [keep * self.counts + p.detach().float().sum(dim=0)], where)
+        counted = torch.add(p.detach().float().sum(dim=0), self.counts, alpha=keep)
+        assign([self.counts], [counted], where)
 
 
 class Lean:
@@ -77,8 +78,8 @@ class Lean:
         """What to subtract from logits: (C,), 0 before the first samples."""
         per_sample = self.mass / self.others.clamp_min(1e-6)
         expected = self.seen * per_sample  # samples' worth, as if no sample were a class's own
-        unsure = self.entropies / self.seen.clamp_min(1e-6) / math.log(len(self.mass))
-        strength = (slope * (unsure - start)).clamp(0, most)
+        unsure = self.entropies / self.seen.clamp_min(1e-6)
+        strength = (slope / math.log(len(self.mass)) * unsure - slope * start).clamp(0, most)
         return strength * ((expected + IMAGINED) / (expected.mean() + IMAGINED)).log()
 
     def update(self, p: Tensor, *, where: Tensor) -> None:
@@ -86,7 +87,8 @@ class Lean:
         p = p.detach().float()
         keep = self.average ** (len(p) / BATCH)
         classes = torch.arange(p.shape[1], device=p.device)
-        other = (classes != p.argmax(dim=1, keepdim=True)).to(p)  # (B, C)
-        added = [(p * other).sum(dim=0), other.sum(dim=0), len(p), probability_entropy(p).sum()]
+        other = classes != p.argmax(dim=1, keepdim=True)  # (B, C)
+        mass, others = (p * other).sum(dim=0), other.sum(dim=0, dtype=p.dtype)
+        added = [mass, others, p.new_full((), len(p)), probability_entropy(p).sum()]
         sums = list(self.tensors().values())
-        assign(sums, [keep * past + new for past, new in zip(sums, added, strict=True)], where)
+        assign(sums, torch._foreach_add(added, sums, alpha=keep), where)

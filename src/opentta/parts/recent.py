@@ -32,11 +32,14 @@ class Recent:
     def quantiles(self, *shares: float) -> list[Tensor]:
         """The values under which so many of the window lie, each (); NaN while it is empty."""
         ordered = self.values.sort().values  # NaN last
-        last = ((~ordered.isnan()).sum() - 1).clamp_min(0)
+        last = (self.count() - 1).clamp_min(0)
         place = torch.stack([last * share for share in shares])
-        low, high = place.floor(), place.ceil()
-        below, above = ordered.take(low.long()), ordered.take(high.long())
-        share = place - low
+        below, above = ordered.take(place.long()), ordered.take(place.ceil().long())
+        share = place.frac()
         nearest = torch.where(share < 0.5, below, above)  # beside an infinite value
         between = torch.lerp(below, above, share)
-        return list(torch.where((above - below).isfinite(), between, nearest).unbind())
+        return list(torch.where(between.abs() < torch.inf, between, nearest).unbind())
+
+    def count(self) -> Tensor:
+        """How many values there are: ()."""
+        return (self.values == self.values).sum()  # NaN is no equal of itself

@@ -28,10 +28,8 @@ def perturbed(params: Sequence[Tensor], grads: Sequence[Tensor], rho: float) -> 
     values = list(params)
     with torch.no_grad():
         saved = torch.cat([w.detach().flatten() for w in values])
-        norms = torch._foreach_norm(list(grads))
-        norm = torch.stack(norms).norm()
-        climb = torch._foreach_mul(list(grads), rho / (norm + 1e-12))
-        torch._foreach_add_(values, climb)
+        norm = torch.stack(torch._foreach_norm(list(grads))).norm() + 1e-12
+        torch._foreach_add_(values, torch._foreach_div(list(grads), norm), alpha=rho)
     try:
         yield
     finally:

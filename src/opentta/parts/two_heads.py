@@ -8,7 +8,6 @@ out: without the ladder both heads give the logits of the class token.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -59,9 +58,8 @@ def rates_for_width(config: Config, dim: int) -> Config:
 class Pass:
     """What one forward pass gives."""
 
-    logits: Tensor  # (B, C) of the class token
-    ood_logits: Tensor  # (B, C) of the ladder; the same as logits without one
-    similarity: Tensor  # () mean over blocks and samples; 0 where it is not asked for
+    heads: Tensor  # (2, B, C): logits of the class token, of the ladder; the same without one
+    similarity: Tensor | None  # () mean over blocks and samples, where it is asked for
     patches: int  # P, the number of patch tokens
 
 
@@ -83,14 +81,18 @@ class TwoHeads:
         similarity: SimilarityOn | None = None,
         detach_tokens: bool = False,
         embedded: Tensor | None = None,
+        affine_learns: bool = True,
     ) -> Pass:
         """Images (B, 3, H, W) -> both logits; ``similarity`` names the tokens of L_sim.
 
-        ``embedded``: the images' tokens, where ``backbone.embedded`` has made them before.
+        ``embedded``: the images' tokens, where ``backbone.embedded`` has made them before. Without
+        ``affine_learns`` there is no gradient of T and A.
         """
         b = self.backbone
         on = None if self.affine is None else similarity
-        edits = partial(self.affine.edit, similarity=on == "token_net") if self.affine else None
+        edits = None
+        if self.affine is not None:
+            edits = self.affine.edits(similarity=on == "token_net", learns=affine_learns)
         tap = PatchSimilarity(b.prefix, None if on == "all_blocks" else b.depth - 1)
         tapped = tap if on in ("last_block", "all_blocks") else None
         trace = b.trace(images, edits, tapped, embedded)
@@ -99,8 +101,8 @@ class TwoHeads:
         if self.ladder is not None:
             tokens = [t.detach() if detach_tokens else t for t in trace.class_tokens]
             ood_logits = b.classify(self.ladder(tokens))  # Eqn. 3
-        mean = torch.stack(measured).mean() if measured else trace.logits.new_zeros(())
-        return Pass(trace.logits, ood_logits, mean, trace.patches)
+        mean = torch.stack(measured).mean() if measured else None
+        return Pass(torch.stack([trace.logits, ood_logits]), mean, trace.patches)
 
     def optimizers(self, config: Any) -> tuple[Sgd, Sgd]:
         """SGD of the affine (T and A) and of the ladder (Psi and HLN), at the config's rates."""
