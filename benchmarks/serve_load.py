@@ -334,7 +334,8 @@ def idle(args: argparse.Namespace) -> None:
         _settled(server)
         time.sleep(TIDY_SECONDS + 2)  # free memory is given back
         before, one = server.resident(), json.loads(server.get("/v1/streams"))["in_memory"]
-        load(server, images, requests=number * args.group, streams=number, **bounds)
+        rate = args.rate  # by default slow enough for no line of images to wait
+        load(server, images, requests=number * args.group, streams=number, rate=rate, **bounds)
         end = time.monotonic() + args.seconds
         while sum(server.groups()) < server.whole_groups() and time.monotonic() < end:
             time.sleep(1)
@@ -425,6 +426,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800.0, help="at most, per run")
     parser.add_argument("--at-once", type=int, default=16, help="connections")
     parser.add_argument("--group", type=int, default=32, help="images per step; idle: 4 do")
+    parser.add_argument("--rate", type=float, default=20.0, help="idle: requests per second")
     parser.add_argument("--budget", type=float, help="quarter: 1.5 unless given")
     args = parser.parse_args()
     usual = DEFAULTS[args.mode]

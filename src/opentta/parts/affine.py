@@ -202,7 +202,8 @@ def scale_shift(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
 
 def _layer(module: nn.Module, learns: bool) -> Layer:
     """Weight and bias, under autocast in its type: cast here, once for all blocks."""
-    weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
+    assert isinstance(module, nn.Linear)
+    weight, bias = module.weight, module.bias
     kind, device = weight.dtype, weight.device.type
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
