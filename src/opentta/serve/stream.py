@@ -13,7 +13,8 @@ from opentta.adapter.base import Adapter
 from opentta.adapter.serving import Serving
 from opentta.errors import StreamError
 
-TENSOR = 400  # bytes of the objects around a tensor's numbers: Python's, torch's, a dict's entry
+TENSOR = 480  # bytes of the objects around a tensor's numbers, and of what malloc rounds up
+OBJECTS = 5_000  # bytes of a stream's other objects
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Waiting = bytes | Tensor
@@ -66,7 +67,8 @@ class Stream:
             tensors = [t for t in tensors if t.ndim != 4]  # set-aside images, kept once
         pixels = [image for image in (*self.waiting, *self.ready) if isinstance(image, Tensor)]
         files = [image for image in (*self.waiting, *self.ready) if isinstance(image, bytes)]
-        return sum(t.nbytes + TENSOR for t in (*tensors, *pixels)) + sum(map(len, files))
+        numbers = sum(t.nbytes + TENSOR for t in (*tensors, *pixels))
+        return OBJECTS + numbers + sum(map(len, files))
 
 
 def fresh_generator(adapter: Adapter) -> Tensor:
