@@ -87,7 +87,7 @@ def test_sizes_of_a_stream_are_those_that_it_states(serve_load, tmp_path):
     assert found.full - found.first == (2 * GROUP - 1) * (3 * SIZE * SIZE + TENSOR)  # in bytes
     assert found.last == host.info("stream").nbytes > found.first  # it remembers images
     assert host.info("stream").waiting == 0 and host.info("stream").skipped == 0
-    assert abs(found.file - found.first) < 40_000  # names and counts, or objects in memory
+    assert found.first / 3 < found.file < found.first + 20_000  # names, or objects in memory
 
 
 def test_memory_is_given_back_in_the_pause_after_learning(monkeypatch):

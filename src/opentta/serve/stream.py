@@ -13,7 +13,7 @@ from opentta.adapter.base import Adapter
 from opentta.adapter.serving import Serving
 from opentta.errors import StreamError
 
-TENSOR = 480  # bytes of the objects around a tensor's numbers, and of what malloc rounds up
+TENSOR = 600  # bytes beside a tensor's numbers: 480 of objects, the rest holes that malloc keeps
 OBJECTS = 5_000  # bytes of a stream's other objects
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
