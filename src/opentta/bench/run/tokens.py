@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from opentta.bench.run.thumbnails import as_bytes
 from opentta.datasets.loader import as_floats
 from opentta.errors import ConfigError, DataError
 from opentta.metrics.samples import Array
+from opentta.parts.affine import AttentionAffine
 from opentta.types import Batch
 
 LAST = 1000  # samples at the end of the stream
@@ -77,8 +76,8 @@ def class_tokens(adapter: Adapter, batches: Sequence[Tensor], layers: Sequence[i
     parts: list[Array] = []
     with torch.no_grad(), adapter._precision():
         for images in batches:
-            editors: list[Any] = [m for m in adapter.extras.values() if hasattr(m, "edit")]
-            edits = partial(editors[0].edit, similarity=False) if editors else None
+            affines = [m for m in adapter.extras.values() if isinstance(m, AttentionAffine)]
+            edits = affines[0].edits(similarity=False) if affines else None
             trace = backbone.trace(images.to(backbone.device), edits)
             chosen = torch.stack([trace.class_tokens[layer] for layer in layers])  # (L, B, d)
             parts.append(chosen.float().cpu().numpy())
