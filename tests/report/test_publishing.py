@@ -28,7 +28,13 @@ def tool(monkeypatch):
         return module
 
     yield run
-    for name in ("publish_results", "ship_results", "make_assets", "against_source"):
+    for name in (
+        "publish_results",
+        "ship_results",
+        "make_assets",
+        "against_source",
+        "rows_on_streams",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -139,3 +145,22 @@ def test_a_row_is_compared_on_the_cells_that_both_have(tmp_path, tool, capsys):
     source, sar, tent = capsys.readouterr().out.splitlines()
     assert "source              4 cells" in source and " of 1  worst" in source
     assert tent.endswith("no cell to compare") and "gain +0.00" in sar
+
+
+def test_the_page_of_streams_has_the_figures_of_its_command(tool, capsys):
+    docs = Path(__file__).parents[2] / "docs" / "results"
+    asked = ("--seed", 2024, "--ood", "mini-textures", "--draws", 2)
+    tool("rows_on_streams", docs / "streams", *asked)
+    printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    page = (docs / "streams.md").read_text().split("## Other methods")[1]
+    rows = [line.replace("*", "").split("|")[1:-1] for line in page.splitlines() if "+" in line]
+    shown = [[cell.strip() for cell in row] for row in rows if len(row) == 8]
+    assert len(shown) == len(printed)
+    for name, acc, last, below, below_last, worst, auc, h in shown:
+        line = printed[name.split(",")[0] + "_guarded" * ("guarded" in name)]
+        lowest, shape = worst.split(", ")
+        assert f"ACC {acc}, last third {last}, " in line
+        assert f"below {below}, last third {below_last}; lowest {lowest} ({shape}" in line
+        assert line.endswith(f"AUC {auc}, H {h}")
+    with pytest.raises(SystemExit, match="no stream of seed 1 and mini-textures"):
+        tool("rows_on_streams", docs / "streams", "--seed", 1, "--ood", "mini-textures")

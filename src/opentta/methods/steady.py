@@ -165,9 +165,8 @@ class Steady(Adapter):
         """The affine and the ladder, started so that the network is the source model."""
         c, b = self.config, self.backbone
         generator = torch.Generator().manual_seed(self._seed)
-        self._ladder_shares = 1 - torch.tensor(
-            [*ALPHA_GRID, c.alpha], device=b.device
-        )  # of a score
+        shares = torch.tensor([*ALPHA_GRID, c.alpha], device=b.device)
+        self._ladder_shares = 1 - shares  # of the scores of the sweep, then of the score
         self._temperatures = torch.tensor([1.0, c.temperature], device=b.device)[:, None, None]
         affine = None
         ladder: Ladder | NarrowLadder | None = None
