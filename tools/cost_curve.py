@@ -23,11 +23,11 @@ from matplotlib.axes import Axes
 from opentta.bench.store.places import Place
 from opentta.bench.store.plans import read_plans
 from opentta.bench.store.results import Record, Store
-from opentta.report.figures.style import BLUE, GREEN, PURPLE, QUIET, VERMILLION, drawing
+from opentta.report.figures.style import BLUE, GREEN, QUIET, VERMILLION, drawing
 from opentta.report.study.values import SOURCE
 
 MEASURES = {"h": "H", "acc": "accuracy"}
-TICKS = (1, 1.2, 1.5, 2, 3, 4.5)
+TICKS = (1, 1.2, 1.5, 2, 2.5)
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,10 @@ def line(row: str, point: Point, points: Mapping[str, Point]) -> str:
 
 
 def draw(axes: Axes, points: Mapping[str, Point], measure: str) -> None:
-    """Budgets and every k-th group as lines, and the two rows that take every group."""
+    """Budgets and every k-th group as lines, and the row that takes every group."""
     kinds = {
         "budget": ("budget_", BLUE, "o", "-"),
         "every k-th group": ("every_", GREEN, "s", "--"),
-        "two passes, saving": ("two_passes_", PURPLE, "D", ":"),
     }
     for label, (prefix, color, marker, dash) in kinds.items():
         own = [p for row, p in points.items() if row.startswith(prefix)]
@@ -142,21 +141,19 @@ def draw(axes: Axes, points: Mapping[str, Point], measure: str) -> None:
         errors = [p.error(measure) for p in own]
         style = {"color": color, "marker": marker, "linestyle": dash, "markersize": 5}
         axes.errorbar(x, y, yerr=errors, label=label, capsize=2, linewidth=1.3, **style)
-    for row, marker, color in (("one_pass", "v", VERMILLION), ("steady", "*", VERMILLION)):
-        if row in points:
-            point = points[row]
-            label = "steady" if row == "steady" else "steady, one pass, every group"
-            axes.errorbar(
-                point.forwards,
-                point.gain(measure),
-                yerr=point.error(measure),
-                color=color,
-                marker=marker,
-                markersize=10 if row == "steady" else 6,
-                linestyle="none",
-                label=label,
-                capsize=2,
-            )
+    if "steady" in points:
+        point = points["steady"]
+        axes.errorbar(
+            point.forwards,
+            point.gain(measure),
+            yerr=point.error(measure),
+            color=VERMILLION,
+            marker="*",
+            markersize=10,
+            linestyle="none",
+            label="steady, every group",
+            capsize=2,
+        )
     axes.axhline(0, color=QUIET, linewidth=0.8)
     axes.plot(1, 0, color=QUIET, marker="o", linestyle="none", label="source")
     axes.set_xscale("log")

@@ -1,35 +1,27 @@
 """Settings under which each field of steady matters on the tiny model."""
 
 UNGROUPED = {"group": 0, "guard": False}  # every batch is a step
-LIVELY = {"margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05, "lambda1": 0.5, **UNGROUPED}
+LIVELY = {"lr": 1e-3, "lambda1": 0.5, **UNGROUPED}
 NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
-    "margin": 0.0,
+    "lr": 0.0,
     "ladder": "off",
     "ladder_share": "fixed",
     "familiar": "off",
     "balance": 0.0,
     "score_balance": 0.0,
 }
-AFFINE = {"affine": "pooled"}
 KNOBS = {
-    "lr": ({}, None, 0.1),
-    "lr_token": (AFFINE, None, 0.01),
-    "lr_affine": (AFFINE, None, 0.1),
+    "lr": ({}, 2.5e-4, 0.1),
     "lr_psi": ({}, None, 0.5),
     "lr_ladder": ({}, None, 0.1),
     "momentum": ({}, 0.9, 0.0),
-    "passes": ({"lr": 0.015}, None, 1),
-    "rho": ({}, 0.05, 0.5),
-    "margin": ({}, 0.7, 0.3),
-    "lambda1": ({}, 0.01, 1.0),
-    "lambda2": ({}, 0.001, 1.0),
-    "mu": (AFFINE, 1.0, 0.0),
-    "alpha": ({}, 0.3, 1.0),
-    "affine": ({}, "pooled", "off"),
-    "ladder": ({}, "dense", "narrow"),
-    "recover_below": ({}, 0.0, 2.0),
+    "ensemble": ({}, 0.99, 0.5),
+    "weight_temperature": ({}, 1 / 3, 3.0),
     "average": ({}, 0.9, 0.1),
-    "skip_top": ({}, 3, 1),
+    "start": ({}, 2.0, 1.0),
+    "lambda1": ({}, 0.01, 1.0),
+    "alpha": ({}, 0.3, 1.0),
+    "ladder": ({}, "dense", "narrow"),
     "balance": ({}, 0.0, 1.0),
     "balance_slope": ({}, 6.0, 1.0),
     "balance_start": ({"balance": 5.0}, 0.15, 0.5),

@@ -12,13 +12,9 @@ from torchvision.transforms.functional import InterpolationMode
 
 import opentta
 from opentta.errors import ConfigError
-from opentta.methods.roid import (
-    Roid,
-    smoothed_prior,
-    soft_likelihood_ratio,
-    symmetric_cross_entropy,
-    unit_range,
-)
+from opentta.methods.roid import Roid, smoothed_prior
+from opentta.parts.diversity import unit_range
+from opentta.parts.losses import soft_likelihood_ratio, symmetric_cross_entropy
 from opentta.testing import CLASSES, batches
 
 

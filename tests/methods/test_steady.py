@@ -6,20 +6,17 @@ import statistics
 import pytest
 import torch
 from knobs.steady import LIVELY, UNGROUPED
-from torch.nn import functional
 
 import opentta
 from opentta.config import Policy
 from opentta.errors import ConfigError
 from opentta.methods.steady import SteadyConfig
 from opentta.models import wrap
-from opentta.parts.affine import AttentionAffine
 from opentta.parts.ladder import Ladder, NarrowLadder
 from opentta.parts.losses import energy, entropy
-from opentta.parts.two_heads import RATES
 from opentta.testing import batches, run, tiny_vit
 
-STILL = dict.fromkeys(RATES, 0.0)  # no module and no norm layer moves
+STILL = dict.fromkeys(("lr", "lr_psi", "lr_ladder"), 0.0)  # no module and no norm layer moves
 UNBALANCED = {"balance": 0.0, "score_balance": 0.0}
 
 
@@ -44,34 +41,35 @@ def h_of(logits):
 
 
 class Reference:
-    """The default step with boolean indexing, torch.optim and lists: written a second time."""
+    """The default step with loops, torch.optim and lists: written a second time."""
 
     def __init__(self, model, c):
         self.b, self.c = wrap(model), c
         b, generator = self.b, torch.Generator().manual_seed(0)
-        self.affine = AttentionAffine(b.dim, b.prefix, range(b.depth), generator=generator)
-        self.ladder = Ladder(b.dim, b.depth, generator=generator)
-        self.norms = b.norm_parameters(skip_top=c.skip_top, outer=False)
-        modules = [self.affine, self.ladder] if c.affine == "pooled" else [self.ladder]
-        self.params = [*self.norms, *(p for m in modules for p in m.parameters())]
+        if c.ladder == "narrow":
+            self.ladder = NarrowLadder(b.directions(64))
+            own = [([self.ladder.psi.weight, self.ladder.psi.bias], c.lr_psi)]
+        else:
+            self.ladder = Ladder(b.dim, b.depth, generator=generator)
+            hln = [self.ladder.weight, self.ladder.bias]
+            own = [(list(self.ladder.psi.parameters()), c.lr_psi), (hln, c.lr_ladder)]
+        self.norms = b.norm_parameters()
+        self.source = [p.detach().clone() for p in self.norms]
+        self.params = [*self.norms, *self.ladder.parameters()]
         for p in self.params:
             p.requires_grad_(True)
-        self.model_sgd = torch.optim.SGD(self.norms, lr=c.lr, momentum=c.momentum)
-        token, affine = self.affine.token.parameters(), self.affine.affine.parameters()
-        self.affine_sgd = torch.optim.SGD(
-            [{"params": token, "lr": c.lr_token}, {"params": affine, "lr": c.lr_affine}],
-            momentum=c.momentum,
+        self.model_sgd = torch.optim.SGD(
+            self.norms, lr=c.lr, momentum=c.momentum, nesterov=c.momentum > 0
         )
-        psi, hln = self.ladder.psi.parameters(), [self.ladder.weight, self.ladder.bias]
-        self.ladder_sgd = torch.optim.SGD(
-            [{"params": psi, "lr": c.lr_psi}, {"params": hln, "lr": c.lr_ladder}],
-            momentum=c.momentum,
-        )
+        groups = [{"params": params, "lr": lr} for params, lr in own]
+        self.ladder_sgd = torch.optim.SGD(groups, momentum=c.momentum)
+        self.steps = 0
         self.past, self.past_ladder = [], []  # energies, as floats
+        self.usual = torch.full((b.classes,), 1 / b.classes)
         self.counts = [0.0] * b.classes
         self.mass, self.others = [0.0] * b.classes, [0.0] * b.classes
         self.seen = self.entropies = 0.0
-        self.shares = []  # of reliable, unknown and known samples, a batch
+        self.shares = []  # of samples with a weight, unknown and known ones, a batch
 
     def lean(self):
         """What is taken off, class by class."""
@@ -107,21 +105,6 @@ class Reference:
             self.seen += 1
             self.entropies -= sum(value * math.log(value) for value in row)
 
-    def forward(self, images):
-        features = []
-
-        def edit(z, qkv):
-            f = self.affine.token[0](z[:, 1:])
-            features.append(f)
-            six = self.affine.affine[0](f.mean(1) + z[:, 0])
-            six = six.view(len(z), 1, 3, 2, self.b.heads, -1)
-            return qkv * (1 + six[:, :, :, 0]) + six[:, :, :, 1], None
-
-        trace = self.b.trace(images, lambda block: edit if self.c.affine == "pooled" else None)
-        ood = self.b.classify(self.ladder(trace.class_tokens))
-        lean = self.lean()
-        return trace.logits, ood, trace.logits - lean, ood - lean, features
-
     def trust(self):
         """1 where the heads' energies go together, 0 where they do not."""
         if self.c.ladder_share == "fixed" or len(self.past) < 0.2 * self.c.window:
@@ -129,75 +112,59 @@ class Reference:
         r = statistics.correlation(self.past, self.past_ladder)
         return min(max((r - 0.65) / 0.2, 0.0), 1.0)
 
-    def similarity(self, features):
-        """Mean cosine of different patches, over blocks and samples."""
-        if not features:
-            return 0.0
-        count = features[0].shape[1]
-        sims = [functional.cosine_similarity(f[:, :, None], f[:, None], dim=3) for f in features]
-        return torch.stack([(s.sum((1, 2)) - count) / (count * (count - 1)) for s in sims]).mean()
-
-    def loss(self, h, ood, reliable, unknown, known, weight, familiar):
-        c, loss = self.c, h.sum() * 0
-        if reliable.any():
-            w = (-h.detach()).exp()[reliable] * familiar[reliable]
-            mean = (w * h[reliable]).sum() / w.sum() if w.sum() else 0.0
-            loss = loss + mean * int(reliable.sum()) / len(h)
-        if unknown.any():
-            doubt = h_of(ood / c.temperature)
-            loss = loss - weight * doubt[unknown].mean()
-            if known.any():
-                loss = loss + weight * c.known_weight * doubt[known].mean()
-        return loss
+    def weights(self, logits, energies):
+        """Sample by sample; those that are predicted as most others were count nothing."""
+        c, p, h = self.c, logits.detach().softmax(1), h_of(logits.detach())
+        far = [1 - float(self.usual @ row / self.usual.norm() / row.norm()) for row in p]
+        sure = [-float(v) for v in h]
+        far, sure = (
+            [(v - min(values)) / (max(values) - min(values)) for v in values]
+            for values in (far, sure)
+        )
+        self.usual = c.average * self.usual + (1 - c.average) * p.mean(0)
+        weights = []
+        for f, s, e in zip(far, sure, energies.tolist(), strict=True):
+            rank = sum(v > e for v in self.past) / len(self.past) if c.familiar == "rank" else 0.5
+            kept = f >= sum(far) / len(far)
+            weights.append(kept * math.exp(f * s / c.weight_temperature) * 2 * rank)
+        return torch.tensor(weights)
 
     def __call__(self, images):
         c = self.c
-        limit = c.margin * math.log(self.b.classes)
         for p in self.params:
             p.grad = None
-        raw, raw_ood, logits, ood, features = self.forward(images)
-        h, token = h_of(logits), self.energies(raw)
-        ladder = self.energies(raw_ood)
+        trace = self.b.trace(images)
+        raw, raw_ood = trace.logits, self.b.classify(self.ladder(trace.class_tokens))
+        lean = self.lean()
+        logits, ood = raw - lean, raw_ood - lean
+        token, ladder = self.energies(raw), self.energies(raw_ood)
         share = (1 - c.alpha) * self.trust()
         score = (1 - share) * token + share * ladder
         self.past = (self.past + token.tolist())[-c.window :]
         self.past_ladder = (self.past_ladder + ladder.tolist())[-c.window :]
         stream = torch.tensor(self.past)
-        familiar = torch.ones(len(h))
-        if c.familiar == "rank":
-            familiar = torch.tensor([(stream > e).float().mean().item() for e in token])
-        reliable = h < limit
         unknown = token > torch.quantile(stream, c.ood_quantile)
         known = token < torch.quantile(stream, c.known_quantile)
-        self.shares.append([m.float().mean().item() for m in (reliable, unknown, known)])
-        sim = self.similarity(features)
-        loss = self.loss(h, ood, reliable, unknown, known, c.lambda1, familiar)
-        used = bool((reliable | unknown).any())
-        (loss - c.mu * used * sim).backward()
-        if used and features:
-            self.affine_sgd.step()
+        weights = self.weights(logits, token)
+        self.shares.append([m.float().mean().item() for m in (weights > 0, unknown, known)])
+        p = logits.softmax(1).clamp(max=0.99)
+        ratio = -(p * (p / (1 - p) + 1e-5).log()).sum(1)
+        loss = (weights * ratio).mean()
+        if unknown.any():
+            doubt = h_of(ood / c.temperature)
+            loss = loss - c.lambda1 * doubt[unknown].mean()
+            if known.any():
+                loss = loss + c.lambda1 * c.known_weight * doubt[known].mean()
+        loss.backward()
         if unknown.any():
             self.ladder_sgd.step()
-        if c.passes == 1:
-            if used:
-                self.model_sgd.step()
-            self.watch(raw.detach().softmax(1))
-            return logits.detach(), score
-        norm = torch.cat([p.grad.flatten() for p in self.norms]).norm()
-        saved = [p.detach().clone() for p in self.norms]
+        self.steps += 1
+        for q in self.norms:
+            q.grad *= min(1 / (1 - c.momentum**self.steps), c.start)
+        self.model_sgd.step()
         with torch.no_grad():
-            for p in self.norms:
-                p.add_(c.rho * p.grad / norm)
-        self.model_sgd.zero_grad()
-        _, _, logits2, ood2, _ = self.forward(images)
-        h2 = h_of(logits2)
-        still = reliable & (h2 < limit)
-        self.loss(h2, ood2, still, unknown, known, c.lambda2, familiar).backward()
-        with torch.no_grad():
-            for p, value in zip(self.norms, saved, strict=True):
-                p.copy_(value)
-        if (still | unknown).any():
-            self.model_sgd.step()
+            for q, start in zip(self.norms, self.source, strict=True):
+                q.copy_(c.ensemble * q + (1 - c.ensemble) * start)
         self.watch(raw.detach().softmax(1))
         return logits.detach(), score
 
@@ -206,26 +173,24 @@ class Reference:
     "changes",
     [
         {},
-        {"window": 9, "lambda2": 0.5},
-        {"window": 9, "margin": 0.0},
+        {"window": 9, "known_quantile": 0.3},
         {"balance": 0.5, "balance_start": 0.4, "score_balance": 0.5},
         {"window": 20},
-        {"affine": "pooled"},
-        {"passes": 1},
-        {"window": 20, "ladder_share": "fixed", "familiar": "off"},
+        {"ladder": "narrow"},
+        {"momentum": 0.5, "start": 1.2, "ensemble": 0.5},
+        {"window": 20, "ladder_share": "fixed", "familiar": "off", "weight_temperature": 3.0},
     ],
     ids=[
         "default",
-        "small window, strong second pass",
-        "none reliable",
+        "small window",
         "half the balance",
         "a ladder that must agree",
-        "an affine",
-        "one pass",
-        "a ladder that need not, samples alike",
+        "a narrow ladder",
+        "short momentum, half way back",
+        "a ladder that need not, no rank",
     ],
 )
-def test_a_default_step_is_what_the_fields_say(changes, model):
+def test_a_step_is_what_the_fields_say(changes, model):
     """Counts and window reach over batches, so there are four; a small window drops values."""
     fields = {**LIVELY, **changes}
     adapter, start = make(model, **fields), make(model, **fields)
@@ -238,8 +203,8 @@ def test_a_default_step_is_what_the_fields_say(changes, model):
     for moved, expected, source in zip(adapter.params, reference.params, start.params, strict=True):
         assert torch.allclose(moved, expected, atol=1e-6)
         assert not torch.equal(moved, source)
-    reliable, unknown, known = zip(*reference.shares, strict=True)
-    assert any(0 < share < 1 for share in reliable) or not adapter.config.margin
+    weighed, unknown, known = zip(*reference.shares, strict=True)
+    assert all(0 < share < 1 for share in weighed)
     assert any(unknown[:2]) and any(known)
     assert len(reference.past) == min(adapter.config.window, 24)
 
@@ -326,8 +291,8 @@ def test_unknown_samples_lie_above_the_quantile_of_all_so_far_this_batch_include
         assert torch.equal(out.details["unknown"], token > limit)
 
 
-def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
-    adapter = make(model, margin=0.0, ood_quantile=1.0)
+def test_where_no_rate_moves_anything_the_window_and_the_counts_still_watch(model):
+    adapter = make(model, **STILL)
     before = [p.clone() for p in adapter.params]
     run(adapter, batches(3))
     assert all(torch.equal(p, q) for p, q in zip(adapter.params, before, strict=True))
@@ -340,7 +305,7 @@ def test_where_nothing_passes_the_window_and_the_counts_still_watch(model):
 
 def test_known_samples_make_the_ladder_surer_of_them(model, images):
     """The class token stands still, so the same samples are known throughout."""
-    fields = {**STILL, **UNBALANCED, "lr_psi": 0.05, "lr_ladder": 0.01, "affine": "off"}
+    fields = {**STILL, **UNBALANCED, "lr_psi": 0.05, "lr_ladder": 0.01}
     source = make(model, **UNBALANCED).predict(images)
     token = source.details["ood_score_by_alpha"][:, 10]
     known, t = token < token.median(), SteadyConfig().temperature
@@ -355,25 +320,55 @@ def test_known_samples_make_the_ladder_surer_of_them(model, images):
     assert after[1.0] < entropy(source.logits / t)[known].mean()
 
 
-def first_step(model, images, margin):
-    """The gradient on the norm layers in the first step, entropy alone."""
-    off = {"familiar": "off", "ladder": "off", "rho": 0.0, "momentum": 0.0, "recover_below": 0.0}
-    adapter = make(model, lr=1.0, margin=margin, **off, **UNBALANCED)
-    before = [p.detach().clone() for p in adapter.params]
-    out = adapter(images)
-    moved = torch.cat([(q - p).flatten() for p, q in zip(adapter.params, before, strict=True)])
-    return moved, out.details["reliable"]
+# What the norm layers learn ---------------------------------------------------------------
 
 
-def test_a_batch_counts_by_its_share_of_reliable_samples(model, images):
-    """The surest three of six alone, and the same three beside three that are not reliable."""
-    h = entropy(make(model).predict(images).logits)
-    margin = h.sort().values[2:4].mean().item() / math.log(10)
-    mixed, reliable = first_step(model, images, margin)
-    assert reliable.sum() == 3
-    alone, _ = first_step(model, images[reliable], margin)
-    assert alone.norm() > 1e-3
-    assert torch.allclose(mixed, 0.5 * alone, rtol=1e-3, atol=1e-6)
+def distance(adapter):
+    """From the source, over all norm layers."""
+    norms = adapter.state.norm_sgd.params
+    gaps = [p.detach() - q for p, q in zip(norms, adapter._origin, strict=True)]
+    return float(torch.cat([g.flatten() for g in gaps]).norm())
+
+
+def test_samples_that_look_less_familiar_weigh_less(model):
+    """Two runs on the same images; only the past energies, and so the ranks, differ."""
+    images, weights = batches(1)[0], {}
+    for level in (-100.0, 100.0):  # every past sample was surer, or less sure
+        adapter = make(model, ladder="off", **STILL)
+        adapter.state.recent.values[:] = level
+        weights[level] = adapter(images).details["weight"]
+    low, high = weights[-100.0], weights[100.0]
+    assert (low < 0.05 * high)[high > 0].all() and high.max() > 1  # ranks: 6 images among 640
+
+
+def test_the_norms_stay_near_the_source_however_long_the_stream(model):
+    """What is pulled back by a share per step settles where a step and the pull are even."""
+    far = {}
+    for ensemble in (0.9, 1.0):
+        adapter = make(model, ensemble=ensemble, lr=1e-3, ladder="off")
+        run(adapter, batches(30))
+        far[ensemble] = distance(adapter)
+    assert 0 < far[0.9] < 0.5 * far[1.0]
+
+
+def test_first_steps_are_larger_until_momentum_is_filled(model):
+    """The gradient of step t counts min(start, 1 / (1 - m^t)) times; a reset begins again."""
+    adapter = make(model, momentum=0.5, start=1.5)
+    factors = [float(adapter._first_steps()) for _ in range(3)]
+    assert factors == pytest.approx([1.5, 1 / 0.75, 1 / 0.875])
+    adapter.reset()
+    assert float(adapter._first_steps()) == pytest.approx(1.5)
+    plain = make(model, momentum=0.5, start=1.0)
+    assert [float(plain._first_steps()) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_logits_that_are_not_finite_take_the_model_back(model):
+    adapter = make(model)
+    run(adapter, batches(2))
+    with torch.no_grad():
+        adapter.params[0].fill_(torch.inf)
+    out = adapter(batches(1)[0])
+    assert out.details["reset"] and distance(adapter) == 0
 
 
 # Bad values -------------------------------------------------------------------------------
@@ -419,22 +414,7 @@ def test_a_ladder_that_does_not_go_with_the_class_token_has_no_share(noise, trus
     assert torch.allclose(sweep[:, -1], sweep[:, 0], atol=1e-4) == (trust == 0)
 
 
-# One pass where it saves ------------------------------------------------------------------
-
-
-def test_where_it_rests_at_times_it_makes_one_pass_with_a_larger_step(model):
-    plain = opentta.adapt(model, "steady")
-    assert (plain.config.passes, plain.config.lr) == (2, 0.015)
-    for policy in ({"every": 2}, {"budget": 2.0}):
-        saving = opentta.adapt(model, "steady", **policy)
-        assert (saving.config.passes, saving.config.lr) == (1, 0.03)
-        cost = saving.cost(saving.config, 32), plain.cost(plain.config, 32)
-        assert cost == (pytest.approx(2.25), pytest.approx(4.4))
-        assert "passes" not in repr(saving) and "lr" not in repr(saving)
-    assert opentta.adapt(model, "steady", budget=4.6).config.passes == 1
-    assert opentta.adapt(model, "steady", budget=4.7).config.passes == 2  # 4.4 and the guard's 0.25
-    asked = opentta.adapt(model, "steady", budget=2.0, passes=2, lr=0.01)
-    assert (asked.config.passes, asked.config.lr) == (2, 0.01)
+# The narrow ladder -----------------------------------------------------------------------
 
 
 def test_the_narrow_ladder_sees_the_last_class_token_from_few_directions():

@@ -100,7 +100,7 @@ class Method(ABC):
         self.backbone = backbone
         self.execution = execution
         self.policy = type(self).policy if policy is None else policy
-        self.config = self.resolve(self.under(config, self.policy), backbone)
+        self.config = self.resolve(config, backbone)
         self.source: dict[str, Tensor] = {}  # what fit_source learned; reset keeps it
         self._seed = seed
         self._check_precision()
@@ -229,11 +229,6 @@ class Method(ABC):
     def fit(self, loader: Iterable[Any]) -> Mapping[str, Tensor]:
         """What the method learns from source data; see ``fit_source``."""
         raise SourceDataError(f"{self.name} learns nothing from source data; leave fit_source out")
-
-    @classmethod
-    def under(cls, config: Any, policy: Policy) -> Any:
-        """The config with fields left unset filled in for this policy."""
-        return config
 
     @classmethod
     def resolve(cls, config: Any, backbone: Backbone) -> Any:

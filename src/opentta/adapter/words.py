@@ -38,8 +38,7 @@ def describe(adapter: Any) -> str:
 def _changed(adapter: Any) -> dict[str, Any]:
     """Fields of the config that are not what the method itself would fill in."""
     try:
-        plain = adapter.under(adapter.Config(), adapter.policy)
-        plain = adapter.resolve(plain, adapter.backbone)
+        plain = adapter.resolve(adapter.Config(), adapter.backbone)
     except TypeError:  # a config that has no defaults
         plain = None
     return _differing(adapter.config, plain)

@@ -21,18 +21,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from opentta.adapter.base import Adapter
 from opentta.adapter.method import BACKWARD, RATES
 from opentta.config import Momentum, Positive, Rate, Share
-from opentta.parts.losses import entropy, wide
-from opentta.parts.optim import Sgd, assign, running_mean_
+from opentta.parts.diversity import diverse_weights
+from opentta.parts.losses import entropy, soft_likelihood_ratio, symmetric_cross_entropy, wide
+from opentta.parts.optim import Sgd, pull_back_, running_mean_
 from opentta.parts.views import draw_jitter, jitter
 from opentta.registry import register
 from opentta.types import Prediction
-
-CLIP, EPSILON = 0.99, 1e-5  # of the likelihood ratio: no infinite loss, no infinite slope
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Roid(Adapter):
             view = jitter(images, draw_jitter(self.generator))
             loss = loss + symmetric_cross_entropy(logits, self.backbone(view))
         self.descend((weight * loss).mean(), self.state.sgd)
-        self._ensemble()
+        pull_back_(self.params, self.origin, c.ensemble, self.valid)
         return self._answered_by(logits.detach(), {"weight": weight, "kept": weight > 0})
 
     def _weights(self, logits: Tensor) -> Tensor:
@@ -116,58 +114,16 @@ class Roid(Adapter):
         p = wide(logits).softmax(dim=1)
         if not c.weighting:
             return torch.ones_like(p[:, 0])
-        diversity = unit_range(1 - functional.cosine_similarity(mean[None], p, dim=1))
-        certainty = unit_range(-entropy(logits))
+        weight = diverse_weights(p, mean, entropy(logits), c.temperature)
         finite = p.isfinite().all()
         running_mean_(mean, p.mean(dim=0), c.average, where=self.valid & finite)
-        weight = torch.exp(diversity * certainty / c.temperature)
-        return torch.where(diversity < diversity.mean(), 0.0, weight)
-
-    def _ensemble(self) -> None:
-        """theta <- alpha theta + (1 - alpha) theta_0."""
-        keep = self.config.ensemble
-        mixed = [
-            keep * p.detach() + (1 - keep) * o
-            for p, o in zip(self.params, self.origin, strict=True)
-        ]
-        assign(self.params, mixed, self.valid)
+        return weight
 
     def _answered_by(self, logits: Tensor, details: dict[str, Tensor]) -> Prediction:
         if self.config.prior_correction:
             prior = smoothed_prior(wide(logits).softmax(dim=1))
             logits = (logits * (len(prior) * prior)).to(logits)
         return Prediction(logits, entropy(logits), details)
-
-
-def soft_likelihood_ratio(logits: Tensor) -> Tensor:
-    """-sum_c p_c ln(p_c / (1 - p_c)): (B, C) -> (B,).
-
-    Unlike the entropy its slope does not vanish as a prediction becomes sure; above ``CLIP`` it is
-    cut off.
-
-    Example:
-        >>> soft_likelihood_ratio(torch.zeros(1, 2))
-        tensor([-1.0014e-05])
-    """
-    p = wide(logits).softmax(dim=1).clamp(max=CLIP)
-    return -(p * (p / (1 - p) + EPSILON).log()).sum(dim=1)
-
-
-def symmetric_cross_entropy(logits: Tensor, view: Tensor) -> Tensor:
-    """-1/2 sum_c p_c ln q_c - 1/2 sum_c q_c ln p_c: two (B, C) -> (B,); both learn."""
-    log_p, log_q = wide(logits).log_softmax(dim=1), wide(view).log_softmax(dim=1)
-    return -0.5 * (log_p.exp() * log_q + log_q.exp() * log_p).sum(dim=1)
-
-
-def unit_range(values: Tensor) -> Tensor:
-    """The smallest value of (B,) to 0, the largest to 1; all to 0 where they are the same.
-
-    Example:
-        >>> unit_range(torch.tensor([2.0, 3.0, 6.0]))
-        tensor([0.0000, 0.2500, 1.0000])
-    """
-    low, high = values.amin(), values.amax()
-    return (values - low) / torch.where(high > low, high - low, 1.0)
 
 
 def smoothed_prior(p: Tensor) -> Tensor:

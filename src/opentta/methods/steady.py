@@ -1,22 +1,21 @@
 """Steady: the library's own method, made to be left running around a model that serves.
 
-It has the ladder and the two passes of ``ladder_affine``, with what was measured to be better or
-safer than the paper's choice (docs/methods/steady.md has the figures):
+It has the ladder of ``ladder_affine`` and learns as ``roid`` does, with what was measured to be
+safer (docs/methods/steady.md has the figures):
 
 - It learns from groups of 32 samples, whatever the size of calls, under a guard that knows the
   source model (docs/policy.md).
-- The loss of a batch is weighted by its share of reliable samples, and the weights of samples are
-  constants: a batch with few reliable samples moves little.
+- The norm layers learn to be sure of samples that are unlike the stream's usual prediction and
+  look familiar; after each step they go a hundredth of the way back to the source weights.
 - What the network itself leans to is taken off the logits (``balance``); classes that are frequent
   in the stream stay.
 - The OOD score is the tempered energy of both heads: it knows the size of the logits, which tells
   near OOD. Samples are judged unknown or known by quantiles of the stream's recent energies; the
   ladder learns to be sure of known samples as well as unsure of unknown ones.
 
-Two forwards, two backwards per batch; one of each with ``passes=1``.
+One forward, one backward per batch.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -25,59 +24,40 @@ import torch
 from torch import Tensor, nn
 
 from opentta.adapter.base import Adapter
-from opentta.adapter.method import BACKWARD, Stage, forwards
-from opentta.config import (
-    Count,
-    Margin,
-    Momentum,
-    Natural,
-    Policy,
-    Positive,
-    Rate,
-    Share,
-    Weight,
-)
+from opentta.adapter.method import BACKWARD, Stage
+from opentta.config import Count, Momentum, Policy, Positive, Rate, Share, Weight
 from opentta.errors import ConfigError
 from opentta.models.backbone import Backbone
-from opentta.parts.affine import AttentionAffine, SimilarityOn
+from opentta.parts.diversity import diverse_weights
 from opentta.parts.ladder import Ladder, NarrowLadder
-from opentta.parts.losses import energy, entropy, masked_mean, self_weights, wide
-from opentta.parts.optim import Sgd, all_finite, collapsed_
-from opentta.parts.prior import BATCH, ClassCounts, Lean
+from opentta.parts.losses import energy, entropy, soft_likelihood_ratio, wide
+from opentta.parts.optim import Sgd, all_finite, assign, pull_back_, running_mean_
+from opentta.parts.prior import ClassCounts, Lean
 from opentta.parts.recent import Recent
-from opentta.parts.sam import perturbed
 from opentta.parts.two_heads import ALPHA_GRID, PAPER_BIBTEX, Pass, TwoHeads, rates_for_width
 from opentta.registry import register
 from opentta.types import Prediction
 
 DISTRUSTED, TRUSTED = 0.65, 0.85  # correlations of the heads' energies: nothing, and all
-LR = {1: 0.03, 2: 0.015}  # of the norm layers, by the number of passes
 DIRECTIONS = 64  # of the class token, seen by the narrow ladder
 ENOUGH = 0.2  # of the window is filled, before a correlation is believed
 
 
 @dataclass(frozen=True)
 class SteadyConfig:
-    """Symbols of the paper where it has one. Rates of modules at None follow the width rule."""
+    """Symbols of the papers where they have one. Rates of the ladder at None follow the width."""
 
-    lr: Rate | None = None  # norm layers; None: by the number of passes
-    lr_token: Rate | None = None  # T, the token network
-    lr_affine: Rate | None = None  # A, the QKV affine network
+    lr: Rate = 2.5e-4  # norm layers
     lr_psi: Rate | None = None  # Psi
     lr_ladder: Rate | None = None  # HLN
-    momentum: Momentum = 0.9
-    passes: Literal[1, 2] | None = None  # 1: half the cost; None: 2, or 1 where the policy saves
-    rho: Weight = 0.05  # radius of the ascent step on the norm layers
-    margin: Margin = 0.4  # a sample is reliable under margin * ln C
-    lambda1: Weight = 0.1  # weight of the OOD loss in the first pass
-    lambda2: Weight = 0.001  # weight of the OOD loss in the second pass
-    mu: Weight = 1.0  # weight of the similarity loss in the first pass
+    momentum: Momentum = 0.9  # Nesterov's in the norm layers, plain in the ladder
+    ensemble: Share = 0.99  # weight of the norm layers against the source's, each step
+    weight_temperature: Positive = 1 / 3  # how far the weights of samples differ
+    average: Share = 0.9  # weight of the past in the usual prediction
+    start: Positive = 2.0  # the first steps are at most so much larger, while momentum fills
+    lambda1: Weight = 0.1  # weight of the OOD loss
     alpha: Share = 0.3  # share of the class token in the OOD score
-    affine: Literal["pooled", "off"] = "off"
     ladder: Literal["dense", "narrow", "off"] = "dense"  # narrow: a twentieth of the numbers
-    recover_below: Margin = 0.1  # back to the source when the average entropy falls under it
-    average: Share = 0.9  # weight of the past in that average
-    skip_top: Natural = 3  # blocks at the output whose norms stay; so does the final norm
     balance: Weight = 1.5  # most of the network's lean that is taken off the logits
     balance_slope: Weight = 6.0  # how fast it grows with the mean entropy of the stream over ln C
     balance_start: Share = 0.15  # mean entropy over ln C under which nothing is taken off
@@ -104,38 +84,29 @@ class SteadyConfig:
 class SteadyState:
     """What the method remembers between batches."""
 
-    model_sgd: Sgd  # norm layers
-    affine_sgd: Sgd  # T and A
+    norm_sgd: Sgd
     ladder_sgd: Sgd  # Psi and HLN
-    mean_entropy: Tensor  # (), moving average over reliable samples; NaN before the first
+    usual: Tensor  # (C,), moving average of the predictions
     lean: Lean  # what the network itself leans to
     counts: ClassCounts  # of predictions, for the score
     recent: Recent  # energies behind the stream's own thresholds
     recent_ladder: Recent  # the ladder's energies of the same samples; empty where not needed
-
-
-@dataclass(frozen=True)
-class Look:
-    """One forward pass, with the lean taken off."""
-
-    raw: Pass  # as the network gave it
-    logits: Tensor  # (B, C) of the class token
-    h: Tensor  # (2, B) entropy of the class prediction, and of the ladder's tempered one
+    steps: Tensor  # (), since the start or since the model was taken back
 
 
 @register("steady")
 class Steady(Adapter):
-    """Weighted entropy on reliable samples, no lean of the network, energies of two heads."""
+    """Sure of diverse and familiar samples, no lean of the network, energies of two heads."""
 
     Config = SteadyConfig
     config: SteadyConfig
     state: SteadyState
-    version = 5  # 2 took counts for a lean, 3 had an affine, 4 a guard that took good models back
+    version = 6  # 2: counts for a lean; 3: affine; 4: hasty guard; 5: entropy and two passes
     policy = Policy(group=32, guard=True)
     score_sweep = ("alpha", ALPHA_GRID)
-    kept_by_guard = ("lean", "counts")  # what was seen of the stream is not lost with the weights
+    kept_by_guard = ("lean", "counts", "usual")  # what was seen of the stream stays
     grid: ClassVar[Sequence[Stage]] = (  # cheap questions first, each with the answers before it
-        [{"lr": (3.75e-3, 7.5e-3, 1.5e-2, 3e-2)}],
+        [{"lr": (6e-5, 1.25e-4, 2.5e-4, 5e-4)}],
         [{"ood_quantile": (0.6, 0.7, 0.8, 0.9)}],
         [{"alpha": ALPHA_GRID}],
     )
@@ -143,18 +114,8 @@ class Steady(Adapter):
 
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:
-        """One pass or two, and the modules."""
-        modules = 0.4 * (config.affine != "off") + 0.1 * (config.ladder != "off")
-        return float((config.passes or 2) * (1 + BACKWARD) + modules)
-
-    @classmethod
-    def under(cls, config: SteadyConfig, policy: Policy) -> SteadyConfig:
-        """One pass where not every step of two is paid for: more steps for the same cost."""
-        group = policy.group or BATCH
-        whole = forwards(cls, replace(config, passes=2), policy, group) / group
-        saves = policy.every > 1 or (policy.budget is not None and policy.budget < whole)
-        passes = config.passes or (1 if saves else 2)
-        return replace(config, passes=passes, lr=LR[passes] if config.lr is None else config.lr)
+        """A forward and a backward, and the ladder."""
+        return 1 + BACKWARD + 0.1 * (config.ladder != "off")
 
     @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:
@@ -162,99 +123,73 @@ class Steady(Adapter):
         return rates_for_width(config, backbone.dim)
 
     def build(self) -> None:
-        """The affine and the ladder, started so that the network is the source model."""
+        """The ladder, started so that it says what the class token says; the source's norms."""
         c, b = self.config, self.backbone
-        generator = torch.Generator().manual_seed(self._seed)
         shares = torch.tensor([*ALPHA_GRID, c.alpha], device=b.device)
         self._ladder_shares = 1 - shares  # of the scores of the sweep, then of the score
         self._temperatures = torch.tensor([1.0, c.temperature], device=b.device)[:, None, None]
-        affine = None
+        self._origin = [p.detach().clone() for p in b.norm_parameters()]
         ladder: Ladder | NarrowLadder | None = None
-        if c.affine != "off":
-            affine = AttentionAffine(b.dim, b.prefix, range(b.depth), generator=generator)
-            self.extras["affine"] = affine
         if c.ladder == "dense":
-            ladder = Ladder(b.dim, b.depth, generator=generator)
+            ladder = Ladder(b.dim, b.depth, generator=torch.Generator().manual_seed(self._seed))
         elif c.ladder == "narrow":
             ladder = NarrowLadder(b.directions(DIRECTIONS).to(b.dtype))
         if ladder is not None:
             self.extras["ladder"] = ladder
-        self.network = TwoHeads(b, affine, ladder)
+        self.network = TwoHeads(b, None, ladder)
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """The norm layers below the top blocks, then the added modules."""
-        return [*self.backbone.lower_norms(self.config.skip_top), *self.extras.parameters()]
+        """All norm layers, the final one included; then the ladder."""
+        return [*self.backbone.norm_parameters(), *self.extras.parameters()]
 
     def initial_state(self) -> SteadyState:
-        """No momentum, no average, no lean."""
+        """No momentum, all classes alike, no lean."""
         c, b = self.config, self.backbone
-        norms = b.lower_norms(c.skip_top)
         return SteadyState(
-            Sgd([(norms, c.lr or 0.0)], momentum=c.momentum),
-            *self.network.optimizers(c),
-            torch.full((), torch.nan, device=b.device),
+            Sgd([(list(b.norm_parameters()), c.lr)], momentum=c.momentum, nesterov=True),
+            self.network.optimizers(c)[1],
+            torch.full((b.classes,), 1 / b.classes, device=b.device),
             Lean(b.classes, c.balance_average, b.device),
             ClassCounts(b.classes, c.balance_average, b.device),
             Recent(c.window, b.device),
             Recent(c.window if c.ladder_share == "agreement" else 0, b.device),
+            torch.zeros((), device=b.device),
         )
 
     def step(self, images: Tensor) -> Prediction:
-        """Modules step on the first gradient, norm layers on that of the perturbed second pass."""
+        """Norm layers and ladder step on one gradient; then the norms go back a little."""
         c, state = self.config, self.state
-        threshold = c.margin * math.log(self.backbone.classes)
-        norms = state.model_sgd.params
-        modules = [*state.affine_sgd.params, *state.ladder_sgd.params]
-
-        embedded, lean = self.backbone.embedded(images), self._lean()
-        one = self._look(images, lean, similarity=c.mu != 0, embedded=embedded)
-        energies = self._energies(one)
-        scored = self._prediction(one, energies)
-        h = one.h[0].detach()
-        reliable = (h < threshold) & self.valid
+        norms, ladder = state.norm_sgd.params, state.ladder_sgd.params
+        lean = self._lean()
+        raw = self.network(images)
+        heads = (raw.heads - lean).to(raw.heads)
+        logits, h = heads[0], entropy(heads / self._temperatures)  # (B, C), (2, B)
+        energies = self._energies(raw)
+        scored = self._prediction(logits, energies)
         unknown, known = self._judge(energies)
-        used, some_unknown = (reliable | unknown).any(), unknown.any()
-        familiar, ood = self._familiar(energies), self._ood_weights(unknown, known)
-        loss = self._loss(one, reliable, familiar, c.lambda1 * ood)
-        if one.raw.similarity is not None:
-            loss = loss - c.mu * (used * one.raw.similarity)
-        grads = self.gradients(loss, [*norms, *modules])
-        after = len(norms) + len(state.affine_sgd.params)
-        self.update(state.affine_sgd, grads[len(norms) : after], where=used)
-        self.update(state.ladder_sgd, grads[after:], where=some_unknown)
-
-        last, still, grads = one, reliable, grads[: len(norms)]
-        if c.passes == 2:
-            with perturbed(norms, grads, c.rho):
-                last = self._look(images, lean, embedded=embedded, affine_learns=False)
-                still = reliable & (last.h[0] < threshold)
-                loss = self._loss(last, still, familiar, c.lambda2 * ood)
-                grads = self.gradients(loss, norms)
-        self.update(state.model_sgd, grads, where=(still | unknown).any())
-        p = wide(one.raw.heads[0].detach()).softmax(dim=1)
+        weights = self._weights(logits.detach(), h[0].detach(), energies)
+        ood = c.lambda1 * self._ood_weights(unknown, known)
+        loss = (weights * soft_likelihood_ratio(logits)).mean() + (ood * h[1]).sum()
+        grads = self.gradients(loss, [*norms, *ladder])
+        self.update(state.ladder_sgd, grads[len(norms) :], where=unknown.any())
+        self.update(state.norm_sgd, torch._foreach_mul(grads[: len(norms)], self._first_steps()))
+        pull_back_(norms, self._origin, c.ensemble, self.valid)
+        p = wide(raw.heads[0].detach()).softmax(dim=1)
         sane = self.valid & all_finite(p)
         if c.balance > 0:
             state.lean.update(p, where=sane)
         if c.score_balance > 0:
             state.counts.update(p, where=sane)
-        mean = masked_mean(last.h[0].detach(), still)
-        reset = self.valid & collapsed_(
-            state.mean_entropy,
-            mean,
-            h,
-            keep=c.average,
-            below=c.recover_below,
-            where=still.any(),
-        )
+        reset = self.valid & ~all_finite(h.detach())
         self.recover(reset)
-        details = {"reliable": reliable, "unknown": unknown, "reset": reset}
-        details["mean_entropy"] = state.mean_entropy.clone()
+        details = {"weight": weights, "unknown": unknown, "reset": reset}
         return replace(scored, details={**scored.details, **details})
 
     def answer(self, images: Tensor) -> Prediction:
         """Class prediction from the class token, OOD score from both heads, as of now."""
-        seen = self._look(images, self._lean())
-        return self._prediction(seen, self._energies(seen))
+        raw = self.network(images)
+        logits = (raw.heads[0] - self._lean()).to(raw.heads)
+        return self._prediction(logits, self._energies(raw))
 
     def lean(self) -> Tensor:
         """The most that is taken off a logit as the network's own lean: ()."""
@@ -266,44 +201,33 @@ class Steady(Adapter):
             slope=c.balance_slope, start=c.balance_start, most=c.balance
         )
 
-    def _look(
-        self,
-        images: Tensor,
-        lean: Tensor,
-        *,
-        similarity: bool = False,
-        embedded: Tensor | None = None,
-        affine_learns: bool = True,
-    ) -> Look:
-        on: SimilarityOn | None = "token_net" if similarity else None
-        raw = self.network(images, similarity=on, embedded=embedded, affine_learns=affine_learns)
-        heads = (raw.heads - lean).to(raw.heads)
-        return Look(raw, heads[0], entropy(heads / self._temperatures))
+    def _first_steps(self) -> Tensor:
+        """How much larger this step is: momentum holds 1 - momentum^t of what it will hold: ()."""
+        c, steps = self.config, self.state.steps
+        assign([steps], [steps + 1], self.valid)
+        filled = 1 - c.momentum ** steps.clamp_min(1)
+        return (1 / filled).clamp(max=c.start)
 
-    def _loss(self, seen: Look, mask: Tensor, familiar: Tensor | float, ood: Tensor) -> Tensor:
-        """Entropies under constant weights: the class prediction's, the ladder's by ``ood``.
-
-        The first weigh by themselves and by ``familiar``, times the share of masked samples.
-        """
-        weights = self_weights(seen.h[0].detach(), mask * familiar) * mask.float().mean()
-        return (torch.stack([weights, ood]) * seen.h).sum()
-
-    def _familiar(self, energies: Tensor) -> Tensor | float:
-        """The share of recent samples whose energy is higher, if asked for: (B,); else 1."""
-        if self.config.familiar == "off":
-            return 1.0
+    def _weights(self, logits: Tensor, h: Tensor, energies: Tensor) -> Tensor:
+        """Of samples in the loss: diverse, sure and familiar ones weigh more: (B,)."""
+        c, usual = self.config, self.state.usual
+        p = wide(logits).softmax(dim=1)
+        weights = diverse_weights(p, usual, h, c.weight_temperature)
+        running_mean_(usual, p.mean(dim=0), c.average, where=self.valid & all_finite(p))
+        if c.familiar == "off":
+            return weights
         recent = self.state.recent
         above = recent.values > energies[0].float()[:, None]  # (B, window); NaN is not
-        return above.sum(dim=1) / recent.count().clamp_min(1)
+        return weights * (2 * above.sum(dim=1) / recent.count().clamp_min(1))  # 1 in the mean
 
-    def _energies(self, seen: Look) -> Tensor:
+    def _energies(self, seen: Pass) -> Tensor:
         """Tempered energies of both heads' raw logits with the counts taken off: (2, B).
 
         Unknown samples of one kind gather in few classes: without the counts of those classes they
         look as unsure as they are.
         """
         frequent = self.config.score_balance * self.state.counts.log_ratio()
-        return energy(wide(seen.raw.heads.detach()) - frequent, self.config.temperature)
+        return energy(wide(seen.heads.detach()) - frequent, self.config.temperature)
 
     def _judge(self, energies: Tensor) -> tuple[Tensor, Tensor]:
         """Which samples the ladder takes as unknown and as known: each (B,) bool."""
@@ -345,9 +269,9 @@ class Steady(Adapter):
         trust: Tensor = ((correlation - DISTRUSTED) / (TRUSTED - DISTRUSTED)).clamp(0, 1)
         return trust.maximum(count < ENOUGH * len(there))
 
-    def _prediction(self, seen: Look, energies: Tensor) -> Prediction:
+    def _prediction(self, logits: Tensor, energies: Tensor) -> Prediction:
         shares = (self._ladder_shares * self._trust()).to(energies)  # (12,)
         token, ladder = energies[:, :, None]  # each (B, 1)
         scores = torch.lerp(token, ladder, shares)  # (B, 12)
         sweep = {"ood_score_by_alpha": scores[:, :-1]}
-        return Prediction(seen.logits.detach(), scores[:, -1], sweep)
+        return Prediction(logits.detach(), scores[:, -1], sweep)

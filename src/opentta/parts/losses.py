@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+CLIP, EPSILON = 0.99, 1e-5  # of the likelihood ratio: no infinite loss, no infinite slope
+
 
 def wide(values: Tensor) -> Tensor:
     """Half-precision values as float32, others as they are."""
@@ -35,6 +37,26 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 def probability_entropy(p: Tensor) -> Tensor:
     """H(p) of probabilities that are no softmax of known logits (a mixture, a mean): (..., C)."""
     return -(p * p.clamp_min(1e-12).log()).sum(dim=-1)
+
+
+def soft_likelihood_ratio(logits: Tensor) -> Tensor:
+    """-sum_c p_c ln(p_c / (1 - p_c)): (B, C) -> (B,).
+
+    Unlike the entropy its slope does not vanish as a prediction becomes sure; above ``CLIP`` it is
+    cut off.
+
+    Example:
+        >>> soft_likelihood_ratio(torch.zeros(1, 2))
+        tensor([-1.0014e-05])
+    """
+    p = wide(logits).softmax(dim=1).clamp(max=CLIP)
+    return -(p * (p / (1 - p) + EPSILON).log()).sum(dim=1)
+
+
+def symmetric_cross_entropy(logits: Tensor, view: Tensor) -> Tensor:
+    """-1/2 sum_c p_c ln q_c - 1/2 sum_c q_c ln p_c: two (B, C) -> (B,); both learn."""
+    log_p, log_q = wide(logits).log_softmax(dim=1), wide(view).log_softmax(dim=1)
+    return -0.5 * (log_p.exp() * log_q + log_q.exp() * log_p).sum(dim=1)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

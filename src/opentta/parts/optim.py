@@ -36,6 +36,21 @@ def assign(targets: Sequence[Tensor], values: Sequence[Tensor], where: Tensor | 
             torch.where(where, value, target, out=target)
 
 
+def pull_back_(
+    params: Sequence[Tensor], origin: Sequence[Tensor], keep: float, where: Tensor | None
+) -> None:
+    """params <- keep * params + (1 - keep) * origin, in place, if ``where`` is true.
+
+    Example:
+        >>> w = torch.tensor([2.0])
+        >>> pull_back_([w], [torch.tensor([0.0])], keep=0.75, where=None)
+        >>> w
+        tensor([1.5000])
+    """
+    own, source = torch._foreach_mul(params, keep), torch._foreach_mul(origin, 1 - keep)
+    assign(params, torch._foreach_add(own, source), where)
+
+
 def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:
     """past <- keep * past + (1 - keep) * value, in place, if ``where`` is true.
 

@@ -67,8 +67,7 @@ def forwards(cell: Cell) -> float:
         4.3
     """
     cls, policy, size = registry.method(cell.method), cell.whole_policy, cell.stream.batch_size
-    config = cls.under(cls.Config(**cell.config), policy)
-    step = float(cls.cost(config, policy.group or size))
+    step = float(cls.cost(cls.Config(**cell.config), policy.group or size))
     apart = 1.0 if policy.group and size % policy.group else 0.0  # answered before it is learned
     learned = step + apart + GUARD_COST * policy.guard
     saved = learned / policy.every + (1 - 1 / policy.every)  # other groups are answered alone
