@@ -39,9 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {  # the first word is the method
     "ladder_affine, no affine": {"affine": "off"},
     "ladder_affine": {},
     "ladder_affine, A x 4": {"lr_affine": 1.25e-4},
-    "steady, no affine": {"affine": "off"},
     "steady": {},
-    "steady, A x 4": {"lr_affine": 1.25e-4},
     "steady, no balance": {"balance": 0.0},
     "source": {},
 }

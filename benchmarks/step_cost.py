@@ -44,7 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {  # let every sample pass, so that the wh
     "sotta": {"threshold": 0.0},
     "stamp": {"margin": 2.0},
     "ladder_affine": {"margin": 0.9},
-    "steady": {"margin": 0.9},
 }
 
 
@@ -57,7 +56,7 @@ def predicted(name: str, batch: int, back: dict[str, float]) -> float | None:
         "eata": 1 + back["norms"],
         "sar": 2 * (1 + back["lower"]),
         "ladder_affine": 2 * (1 + back["lower"]),
-        "steady": 2 * (1 + back["lower"]),
+        "steady": 1 + back["norms"],
         "ostta": 2 + back["norms"],
         "unient": 2 + back["norms"],
         "unient_plus": 2 + back["norms"],

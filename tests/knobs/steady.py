@@ -1,15 +1,10 @@
-"""Settings under which each field of steady matters on the tiny model."""
+"""Settings under which each field of steady matters on the tiny model.
+
+Its filter always keeps the sample that is least like the past: there is no NOTHING_PASSES.
+"""
 
 UNGROUPED = {"group": 0, "guard": False}  # every batch is a step
 LIVELY = {"lr": 1e-3, "lambda1": 0.5, **UNGROUPED}
-NOTHING_PASSES = {  # and nothing watches the stream: the window and the counts are state, too
-    "lr": 0.0,
-    "ladder": "off",
-    "ladder_share": "fixed",
-    "familiar": "off",
-    "balance": 0.0,
-    "score_balance": 0.0,
-}
 KNOBS = {
     "lr": ({}, 2.5e-4, 0.1),
     "lr_psi": ({}, None, 0.5),

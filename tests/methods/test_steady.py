@@ -48,11 +48,10 @@ class Reference:
         b, generator = self.b, torch.Generator().manual_seed(0)
         if c.ladder == "narrow":
             self.ladder = NarrowLadder(b.directions(64))
-            own = [([self.ladder.psi.weight, self.ladder.psi.bias], c.lr_psi)]
+            hln = []
         else:
             self.ladder = Ladder(b.dim, b.depth, generator=generator)
             hln = [self.ladder.weight, self.ladder.bias]
-            own = [(list(self.ladder.psi.parameters()), c.lr_psi), (hln, c.lr_ladder)]
         self.norms = b.norm_parameters()
         self.source = [p.detach().clone() for p in self.norms]
         self.params = [*self.norms, *self.ladder.parameters()]
@@ -61,7 +60,8 @@ class Reference:
         self.model_sgd = torch.optim.SGD(
             self.norms, lr=c.lr, momentum=c.momentum, nesterov=c.momentum > 0
         )
-        groups = [{"params": params, "lr": lr} for params, lr in own]
+        groups = [{"params": list(self.ladder.psi.parameters()), "lr": c.lr_psi}]
+        groups += [{"params": hln, "lr": c.lr_ladder}] * bool(hln)
         self.ladder_sgd = torch.optim.SGD(groups, momentum=c.momentum)
         self.steps = 0
         self.past, self.past_ladder = [], []  # energies, as floats
@@ -70,6 +70,7 @@ class Reference:
         self.mass, self.others = [0.0] * b.classes, [0.0] * b.classes
         self.seen = self.entropies = 0.0
         self.shares = []  # of samples with a weight, unknown and known ones, a batch
+        self.trusts = []  # what the ladder's share was multiplied by, a batch
 
     def lean(self):
         """What is taken off, class by class."""
@@ -138,7 +139,8 @@ class Reference:
         lean = self.lean()
         logits, ood = raw - lean, raw_ood - lean
         token, ladder = self.energies(raw), self.energies(raw_ood)
-        share = (1 - c.alpha) * self.trust()
+        self.trusts.append(self.trust())
+        share = (1 - c.alpha) * self.trusts[-1]
         score = (1 - share) * token + share * ladder
         self.past = (self.past + token.tolist())[-c.window :]
         self.past_ladder = (self.past_ladder + ladder.tolist())[-c.window :]
@@ -206,6 +208,8 @@ def test_a_step_is_what_the_fields_say(changes, model):
     weighed, unknown, known = zip(*reference.shares, strict=True)
     assert all(0 < share < 1 for share in weighed)
     assert any(unknown[:2]) and any(known)
+    distrusts = adapter.config.ladder_share == "agreement" and adapter.config.window < 100
+    assert (min(reference.trusts) < 1) == distrusts
     assert len(reference.past) == min(adapter.config.window, 24)
 
 
@@ -326,7 +330,7 @@ def test_known_samples_make_the_ladder_surer_of_them(model, images):
 def distance(adapter):
     """From the source, over all norm layers."""
     norms = adapter.state.norm_sgd.params
-    gaps = [p.detach() - q for p, q in zip(norms, adapter._origin, strict=True)]
+    gaps = [p.detach() - q for p, q in zip(norms, adapter.origin, strict=True)]
     return float(torch.cat([g.flatten() for g in gaps]).norm())
 
 

@@ -131,7 +131,7 @@ def steady(**fields):
 
 
 def test_without_balance_the_answers_are_the_networks_own(images):
-    adapter = steady(balance=0.0, lr=0.0, affine="off")
+    adapter = steady(balance=0.0, lr=0.0)
     raw = steady().predict(images).logits
     for _ in range(3):
         assert torch.equal(adapter(images).logits, raw)
@@ -142,7 +142,7 @@ def test_without_balance_the_answers_are_the_networks_own(images):
 
 
 def test_balance_takes_the_lean_off_the_logits(images):
-    adapter = steady(lr=0.0, affine="off")
+    adapter = steady(lr=0.0)
     raw = steady().predict(images).logits
     assert torch.allclose(adapter(images).logits, raw, atol=1e-6)  # nothing is known yet
     for _ in range(60):

@@ -68,8 +68,7 @@ def test_the_window_keeps_values_not_their_history():
 
 
 def adapter():
-    fields = {"window": 16, "margin": 0.7, "recover_below": 0.0, "lr_affine": 0.05}
-    return opentta.adapt(tiny_vit(), "steady", group=0, guard=False, **fields)
+    return opentta.adapt(tiny_vit(), "steady", group=0, guard=False, window=16)
 
 
 def test_a_saved_window_goes_on_bit_for_bit():

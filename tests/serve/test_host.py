@@ -26,7 +26,7 @@ from opentta.serve.stream import OBJECTS, TENSOR
 from opentta.testing import SIZE, tiny_vit
 
 GROUP = 4
-LIVELY = {"group": GROUP, "lr": 0.05, "margin": 0.9, "skip_top": 1}
+LIVELY = {"group": GROUP, "lr": 2.5e-3}
 
 
 def host(method="steady", **given):

@@ -143,7 +143,7 @@ def test_a_stale_writer_is_refused(tmp_path):
     ("method", "fields", "what", "differs"),
     [
         ("tent", {}, "method", '"steady" there, "tent" here'),
-        ("steady", {**LIVELY, "lr": 0.01}, "config", '{"lr": 0.05} there, {"lr": 0.01} here'),
+        ("steady", {**LIVELY, "lr": 0.01}, "config", '{"lr": 0.0025} there, {"lr": 0.01} here'),
         ("steady", {**LIVELY, "group": 8}, "policy", '{"group": 4} there, {"group": 8} here'),
     ],
 )

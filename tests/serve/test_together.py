@@ -15,7 +15,7 @@ SHARING = {
     "sar": {"lr": 0.05, "margin": 0.9, "skip_top": 1},
     "ostta": {"lr": 0.05},
     "eata": {"lr": 0.05, "margin": 0.9},
-    "steady": {"ladder": "dense", "margin": 0.9, "skip_top": 1, "lr": 0.05},
+    "steady": {"ladder": "dense"},
 }
 
 
@@ -77,7 +77,7 @@ def test_methods_that_cannot_share_a_step_learn_stream_by_stream(method):
 
 def both_ways(steps=8, **fields):
     """Answers of a host that shares forwards and steps, and of one that does not, in turn."""
-    fields = {"group": GROUP, "margin": 0.9, **fields}
+    fields = {"group": GROUP, **fields}
     hosts = [Host(tiny_vit(), "steady", per_step=n, **fields) for n in (3, 1)]
     draw = torch.Generator().manual_seed(5)
     for step in range(steps):

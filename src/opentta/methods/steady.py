@@ -54,7 +54,7 @@ class SteadyConfig:
     ensemble: Share = 0.99  # weight of the norm layers against the source's, each step
     weight_temperature: Positive = 1 / 3  # how far the weights of samples differ
     average: Share = 0.9  # weight of the past in the usual prediction
-    start: Positive = 2.0  # the first steps are at most so much larger, while momentum fills
+    start: Positive = 2.0  # the first gradients count at most so much more, while momentum fills
     lambda1: Weight = 0.1  # weight of the OOD loss
     alpha: Share = 0.3  # share of the class token in the OOD score
     ladder: Literal["dense", "narrow", "off"] = "dense"  # narrow: a twentieth of the numbers
@@ -115,7 +115,7 @@ class Steady(Adapter):
     @classmethod
     def cost(cls, config: Any, batch_size: int) -> float:
         """A forward and a backward, and the ladder."""
-        return 1 + BACKWARD + 0.1 * (config.ladder != "off")
+        return float(1 + BACKWARD + 0.1 * (config.ladder != "off"))
 
     @classmethod
     def resolve(cls, config: SteadyConfig, backbone: Backbone) -> SteadyConfig:
@@ -128,7 +128,7 @@ class Steady(Adapter):
         shares = torch.tensor([*ALPHA_GRID, c.alpha], device=b.device)
         self._ladder_shares = 1 - shares  # of the scores of the sweep, then of the score
         self._temperatures = torch.tensor([1.0, c.temperature], device=b.device)[:, None, None]
-        self._origin = [p.detach().clone() for p in b.norm_parameters()]
+        self.origin = [p.detach().clone() for p in b.norm_parameters()]
         ladder: Ladder | NarrowLadder | None = None
         if c.ladder == "dense":
             ladder = Ladder(b.dim, b.depth, generator=torch.Generator().manual_seed(self._seed))
@@ -173,7 +173,7 @@ class Steady(Adapter):
         grads = self.gradients(loss, [*norms, *ladder])
         self.update(state.ladder_sgd, grads[len(norms) :], where=unknown.any())
         self.update(state.norm_sgd, torch._foreach_mul(grads[: len(norms)], self._first_steps()))
-        pull_back_(norms, self._origin, c.ensemble, self.valid)
+        pull_back_(norms, self.origin, c.ensemble, self.valid)
         p = wide(raw.heads[0].detach()).softmax(dim=1)
         sane = self.valid & all_finite(p)
         if c.balance > 0:
@@ -202,7 +202,7 @@ class Steady(Adapter):
         )
 
     def _first_steps(self) -> Tensor:
-        """How much larger this step is: momentum holds 1 - momentum^t of what it will hold: ()."""
+        """How much more this gradient counts: momentum holds 1 - momentum^t of its fill: ()."""
         c, steps = self.config, self.state.steps
         assign([steps], [steps + 1], self.valid)
         filled = 1 - c.momentum ** steps.clamp_min(1)
@@ -218,7 +218,7 @@ class Steady(Adapter):
             return weights
         recent = self.state.recent
         above = recent.values > energies[0].float()[:, None]  # (B, window); NaN is not
-        return weights * (2 * above.sum(dim=1) / recent.count().clamp_min(1))  # 1 in the mean
+        return weights * (2 * above.sum(dim=1) / recent.count().clamp_min(1))  # about 1 in the mean
 
     def _energies(self, seen: Pass) -> Tensor:
         """Tempered energies of both heads' raw logits with the counts taken off: (2, B).

@@ -42,8 +42,8 @@ def probability_entropy(p: Tensor) -> Tensor:
 def soft_likelihood_ratio(logits: Tensor) -> Tensor:
     """-sum_c p_c ln(p_c / (1 - p_c)): (B, C) -> (B,).
 
-    Unlike the entropy its slope does not vanish as a prediction becomes sure; above ``CLIP`` it is
-    cut off.
+    Up to ``CLIP`` its slope does not vanish as a prediction becomes sure, unlike the entropy's; above
+    it is cut off.
 
     Example:
         >>> soft_likelihood_ratio(torch.zeros(1, 2))
@@ -69,12 +69,6 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp_min(1)
 
 
-def self_weights(h: Tensor, mask: Tensor) -> Tensor:
-    """w = softmax(-H) over the masked samples: (B,), (B,) bool or weights -> (B,); 0 elsewhere."""
-    weight = torch.exp(-h) * mask
-    return weight / weight.sum().clamp_min(1e-12)  # an empty mask: no 0 / 0, no NaN gradient
-
-
 def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> Tensor:
     """sum_i w_i H_i, w = softmax(-H) over the masked samples (the paper's Eqn. 11 over N).
 
@@ -82,7 +76,9 @@ def self_weighted_entropy(h: Tensor, mask: Tensor, *, detach: bool = False) -> T
     above the weighted mean is pushed up, not down. ``detach`` takes the weights as constants.
     ``h`` (B,), ``mask`` (B,) bool; 0 where the mask is empty.
     """
-    return (self_weights(h.detach() if detach else h, mask) * h).sum()
+    weight = torch.exp(-(h.detach() if detach else h)) * mask
+    weight = weight / weight.sum().clamp_min(1e-12)  # an empty mask: no 0 / 0, no NaN gradient
+    return (weight * h).sum()
 
 
 def fused_entropy(logits: Tensor, ood_logits: Tensor, alpha: float | Tensor) -> Tensor:

@@ -41,14 +41,15 @@ def pull_back_(
 ) -> None:
     """params <- keep * params + (1 - keep) * origin, in place, if ``where`` is true.
 
+    A parameter that is the origin's stays what it is, to the bit.
+
     Example:
         >>> w = torch.tensor([2.0])
         >>> pull_back_([w], [torch.tensor([0.0])], keep=0.75, where=None)
         >>> w
         tensor([1.5000])
     """
-    own, source = torch._foreach_mul(params, keep), torch._foreach_mul(origin, 1 - keep)
-    assign(params, torch._foreach_add(own, source), where)
+    assign(params, torch._foreach_lerp(list(params), list(origin), 1 - keep), where)
 
 
 def running_mean_(past: Tensor, value: Tensor, keep: float, *, where: Tensor) -> None:
