@@ -22,6 +22,7 @@ import threading
 import time
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import timm
 import torch
@@ -30,7 +31,10 @@ from torch import nn
 from opentta.serve import Host
 from opentta.serve.network import Checked
 
-SETTINGS = {"sar": {"margin": 2.0}, "eata": {"margin": 2.0}}  # every sample passes, so all is paid
+SETTINGS: dict[str, dict[str, Any]] = {  # every sample passes, so that the whole step is paid
+    "sar": {"margin": 2.0},
+    "eata": {"margin": 2.0},
+}
 
 
 @dataclass

@@ -42,8 +42,8 @@ def probability_entropy(p: Tensor) -> Tensor:
 def soft_likelihood_ratio(logits: Tensor) -> Tensor:
     """-sum_c p_c ln(p_c / (1 - p_c)): (B, C) -> (B,).
 
-    Up to ``CLIP`` its slope does not vanish as a prediction becomes sure, unlike the entropy's; above
-    it is cut off.
+    Its slope does not vanish as a prediction becomes sure, unlike the entropy's, up to ``CLIP``;
+    above, it is cut off.
 
     Example:
         >>> soft_likelihood_ratio(torch.zeros(1, 2))
