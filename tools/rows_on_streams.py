@@ -1,22 +1,25 @@
 """All rows of a store on the same streams of other shapes, those of several presets together:
 
     python tools/rows_on_streams.py docs/results/streams --seed 2024 --ood mini-textures --draws 2
+    python tools/rows_on_streams.py docs/results/streams --draws 10 --without few-10 --by-corruption
 
+The first: where all methods ran. The second: every seed and set of a row, without some shapes.
 For every row: counted streams, points of accuracy over the source (whole stream, last third, and
 without calls of fewer than 32 images; of iid alone its last third), streams below the source (by
-more than a point and two errors; whole, last third), the lowest stream, points of AUC and of H.
+more than a point and two errors; whole, last third), the lowest stream, points of AUC and of H;
+``--by-corruption`` adds the mean of each corruption.
 Reads lines and plans, runs nothing.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from opentta.bench.store.places import DRAW
 from opentta.report.study.section import Section
-from opentta.report.study.streams import StreamKey, gains, key_of
+from opentta.report.study.streams import Gain, StreamKey, gains, key_of
 from opentta.report.study.study import load_study
 from opentta.report.study.values import SOURCE
 
@@ -27,8 +30,10 @@ def main() -> None:
     """Read, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store", type=Path)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--ood", required=True, help="streams without unknown images come along")
+    parser.add_argument("--seed", type=int, help="left out: all")
+    parser.add_argument("--ood", help="left out: all; streams without unknown images come along")
+    parser.add_argument("--without", nargs="*", default=[], metavar="SHAPE")
+    parser.add_argument("--by-corruption", action="store_true")
     parser.add_argument("--draws", type=int, default=1, help="of shapes that draw their classes")
     args = parser.parse_args()
     together = on_same_streams(load_study(args.store).sections, args)
@@ -52,6 +57,8 @@ def main() -> None:
             f"below {below}, last third {below_last}; "
             f"lowest {counted[lowest].whole:+.1f} ({lowest.words}); AUC {auc:+.1f}, H {h:+.1f}"
         )
+        if args.by_corruption:
+            print(" ", ", ".join(f"{name} {gain:+.1f}" for name, gain in by_corruption(counted)))
 
 
 def on_same_streams(sections: Iterable[Section], args: argparse.Namespace) -> Section:
@@ -62,11 +69,23 @@ def on_same_streams(sections: Iterable[Section], args: argparse.Namespace) -> Se
         for entry in section.entries:
             place = entry.place
             draw = int(place.settings.get(DRAW, 0))
-            if place.seed == args.seed and place.ood in ("", args.ood) and draw < args.draws:
+            asked = args.seed in (None, place.seed) and (
+                not args.ood or place.ood in ("", args.ood)
+            )
+            if asked and draw < args.draws and place.settings.get("shape") not in args.without:
                 entries.setdefault(place.hash, entry)
     if first is None or not entries:
         raise SystemExit(f"{args.store} has no stream of seed {args.seed} and {args.ood}")
     return replace(first, entries=tuple(entries.values()))
+
+
+def by_corruption(found: Mapping[StreamKey, Gain]) -> list[tuple[str, float]]:
+    """The mean gain under each corruption, the largest first."""
+    parts: dict[str, list[float]] = {}
+    for key, gain in found.items():
+        parts.setdefault(f"{key.corruption} {key.severity}", []).append(gain.whole)
+    pairs = [(name, fmean(gains)) for name, gains in parts.items()]
+    return sorted(pairs, key=lambda pair: -pair[1])
 
 
 def means(section: Section) -> dict[tuple[str, StreamKey], tuple[float, float]]:

@@ -366,6 +366,14 @@ def test_first_steps_are_larger_until_momentum_is_filled(model):
     assert [float(plain._first_steps()) for _ in range(2)] == [1.0, 1.0]
 
 
+def test_a_step_costs_a_forward_and_a_backward_whatever_the_policy(model):
+    for policy in ({}, {"every": 2}, {"budget": 2.0}):
+        adapter = opentta.adapt(model, "steady", **policy)
+        assert adapter.cost(adapter.config, 32) == pytest.approx(2.25)
+        assert adapter.config == opentta.adapt(model, "steady").config
+    assert make(model, ladder="off").cost(SteadyConfig(ladder="off"), 32) == pytest.approx(2.15)
+
+
 def test_logits_that_are_not_finite_take_the_model_back(model):
     adapter = make(model)
     run(adapter, batches(2))

@@ -1,6 +1,7 @@
 """The tools that publish results: which side files travel, and what goes into the package."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -162,5 +163,17 @@ def test_the_page_of_streams_has_the_figures_of_its_command(tool, capsys):
         assert f"ACC {acc}, last third {last}, " in line
         assert f"below {below}, last third {below_last}; lowest {lowest} ({shape}" in line
         assert line.endswith(f"AUC {auc}, H {h}")
+    for without in ([], ["--without", "few-10", "--by-corruption"]):
+        tool("rows_on_streams", docs / "streams", "--draws", 10, *without)
+        lines = capsys.readouterr().out.splitlines()
+        shape = r"steady +\d+ streams  ACC (\S+), last third (\S+), .*; AUC (\S+), H (\S+)"
+        ((whole, last, auc, h),) = re.findall(shape, lines[0])
+        text = " ".join((docs / "streams.md").read_text().replace("*", "").split())
+        if without:
+            assert f"without few-10 it is {whole} and {last}." in text
+            assert "fog 5 +18.6" in lines[1] and "fog 5 +18.6" in text
+        else:
+            assert f"mean gain is {whole}, in the last third {last};" in text
+            assert f"rises by {auc[1:]} points in the mean and H by {h[1:]} " in text
     with pytest.raises(SystemExit, match="no stream of seed 1 and mini-textures"):
         tool("rows_on_streams", docs / "streams", "--seed", 1, "--ood", "mini-textures")

@@ -48,7 +48,7 @@ def rates_for_width(config: Config, dim: int) -> Config:
     unset = {
         field: rate * (min(ratio, 1.0) if exponent > 0 else ratio) ** exponent
         for field, (rate, exponent) in RATES.items()
-        if getattr(config, field, rate) is None
+        if getattr(config, field, rate) is None  # a config need not have all of them
     }
     changed: Config = dataclasses.replace(config, **unset)
     return changed
