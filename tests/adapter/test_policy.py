@@ -9,7 +9,7 @@ from makers import Maker
 
 import opentta
 from opentta import registry
-from opentta.adapter.guard import AGREE, ENOUGH, Guard
+from opentta.adapter.guard import ENOUGH, SLOWER, Guard
 from opentta.adapter.snapshot import flatten
 from opentta.config import Policy
 from opentta.errors import ConfigError, DecisionError, ImageValueError, StateError
@@ -235,7 +235,7 @@ def test_the_guard_takes_a_lost_model_back(method):
     assert details["guard"] and details["reset"]
     after = weights(adapter)
     assert same(start, {name: after[name] for name in start})
-    assert float(adapter.guard.sure) == 0.0
+    assert float(adapter.guard.looked_at) == 0.0 and float(adapter.guard.pace) == SLOWER
     if method == "steady":
         assert float(adapter.state.counts.counts.sum()) > 0 and float(adapter.state.lean.seen) > 0
         assert float(adapter.state.usual.std()) > 0 and float(adapter.state.steps) == 0
@@ -243,27 +243,73 @@ def test_the_guard_takes_a_lost_model_back(method):
 
 def test_the_guard_needs_evidence_and_forgives():
     guard, yes = Guard(2, torch.device("cpu")), torch.tensor(True)
-    sure = torch.tensor([[9.0, 0.0]]).expand(3, 2)
-    unsure = torch.zeros(3, 2)
-    assert not any(bool(guard.lost(unsure, sure.flip(1), 9, yes)) for _ in range(20))
-    assert float(guard.sure) == 0
+    sure = torch.tensor([[9.0, 0.0], [0.0, 9.0]]).repeat(2, 1)
+    assert not bool(guard.lost(sure, sure.flip(1), 16, yes))  # four samples are not enough
+    guard = Guard(2, torch.device("cpu"))
     for _ in range(20):
-        assert not bool(guard.lost(sure, sure, 9, yes))
-    assert float(guard.sure) > ENOUGH and float(guard.agreed) > AGREE * float(guard.sure)
-    before = guard.sure.clone()
-    guard.lost(sure, sure, 9, torch.tensor(False))
-    assert torch.equal(before, guard.sure)
+        assert not bool(guard.lost(sure, sure, 16, yes))
+    assert float(guard.looked_at) > ENOUGH and float(guard.pace) == 1.0
+    before = {name: t.clone() for name, t in guard.tensors().items()}
+    guard.lost(sure, sure.flip(1), 16, torch.tensor(False))
+    assert all(torch.equal(before[name], t) for name, t in guard.tensors().items())
 
 
-def test_the_guard_lets_a_model_disagree_that_does_not_repeat_itself():
-    """The source is sure of six classes; two in three answers differ from it."""
-    source = 9.0 * torch.eye(6)
-    yes = torch.tensor(True)
-    spread = source[[0, 1, 3, 2, 5, 4]]  # agreement of a third, on classes as varied as its own
-    alike = source[[0, 1, 0, 1, 0, 1]]  # the same agreement, on two classes
-    for adapted, fires in ((spread, False), (alike, True), (source.roll(1, dims=1), True)):
-        guard = Guard(6, torch.device("cpu"))
-        assert any(bool(guard.lost(source, adapted, 24, yes)) for _ in range(20)) == fires
+def test_the_guard_asks_what_answers_tell_of_an_image():
+    """The source prefers a class that it leans to, and puts the right one second."""
+    dice, yes = torch.Generator().manual_seed(0), torch.tensor(True)
+    right = torch.randint(20, (30, 8), generator=dice)
+    source = 3.0 * torch.nn.functional.one_hot(right, 20).float()
+    source[:, :, 0] += 4.0 * torch.rand((30, 8), generator=dice)
+    second = source.clone()
+    second[:, :, 0] = -9.0  # answers with what the source has second: better than the source
+    constant = torch.zeros_like(source)
+    constant[:, :, 0] = 1.0
+    by_chance = source[torch.randperm(30, generator=dice)]
+    for adapted, fires in ((source, False), (second, False), (constant, True), (by_chance, True)):
+        guard = Guard(20, torch.device("cpu"))
+        fired = [bool(guard.lost(s, a, 32, yes)) for s, a in zip(source, adapted, strict=True)]
+        assert any(fired) == fires
+
+
+def test_the_guard_leaves_a_stream_of_one_class_alone():
+    """A camera that shows one thing for an hour: the same answer is then right."""
+    guard, yes = Guard(20, torch.device("cpu")), torch.tensor(True)
+    dice = torch.Generator().manual_seed(0)
+    for hour in range(20):
+        source = torch.randn((8, 20), generator=dice)
+        source[:, 7 if hour < 15 else 9] += 3.0  # unsure, but it says something
+        adapted = torch.zeros(8, 20)
+        adapted[:, 7 if hour < 15 else 9] = 1.0
+        assert not bool(guard.lost(source, adapted, 32, yes))
+
+
+def test_who_was_taken_back_learns_more_slowly_and_that_passes():
+    guard, yes = Guard(2, torch.device("cpu")), torch.tensor(True)
+    source = torch.tensor([[9.0, 0.0], [0.0, 9.0]]).repeat(4, 1)
+    while not bool(guard.lost(source, source.flip(1), 32, yes)):
+        pass
+    assert float(guard.pace) == SLOWER
+    fresh = Guard(2, torch.device("cpu"))
+    fresh.pace.copy_(guard.pace)
+    for _ in range(69):
+        fresh.lost(source, source, 32, yes)
+    assert float(fresh.pace) == pytest.approx(SLOWER**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["tent", "eata"])  # SGD; the same through one call
+def test_the_pace_scales_every_step(method):
+    make = Maker(method)
+    slow, usual = (make(group=GROUP, guard=True) for _ in range(2))
+    slow.guard.pace.fill_(0.25)
+    images = batches(1)[0][:GROUP]
+    start = {n: t for n, t in weights(slow).items() if n.startswith("model.")}
+    for adapter in (slow, usual):
+        adapter(images)
+    moved = [
+        sum(float((weights(a)[n] - t).square().sum()) for n, t in start.items()) ** 0.5
+        for a in (slow, usual)
+    ]
+    assert moved[1] > 0 and moved[0] == pytest.approx(0.25 * moved[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 20])

@@ -4,7 +4,7 @@ Its filter always keeps the sample that is least like the past: there is no NOTH
 """
 
 UNGROUPED = {"group": 0, "guard": False}  # every batch is a step
-LIVELY = {"lr": 1e-3, "lambda1": 0.5, **UNGROUPED}
+LIVELY = {"lr": 1e-3, "largest_step": 1.0, "lambda1": 0.5, **UNGROUPED}
 KNOBS = {
     "lr": ({}, 2.5e-4, 0.1),
     "lr_psi": ({}, None, 0.5),
@@ -14,6 +14,7 @@ KNOBS = {
     "weight_temperature": ({}, 1 / 3, 3.0),
     "average": ({}, 0.9, 0.1),
     "start": ({}, 2.0, 1.0),
+    "largest_step": ({}, 1.0, 1e-5),
     "lambda1": ({}, 0.01, 1.0),
     "alpha": ({}, 0.3, 1.0),
     "ladder": ({}, "dense", "narrow"),

@@ -71,6 +71,7 @@ class Reference:
         self.seen = self.entropies = 0.0
         self.shares = []  # of samples with a weight, unknown and known ones, a batch
         self.trusts = []  # what the ladder's share was multiplied by, a batch
+        self.cuts = []  # what the gradient of the norm layers was multiplied by, a batch
 
     def lean(self):
         """What is taken off, class by class."""
@@ -161,8 +162,11 @@ class Reference:
         if unknown.any():
             self.ladder_sgd.step()
         self.steps += 1
+        moved = c.lr * math.sqrt(sum(float(q.grad.square().sum()) for q in self.norms))
+        size = math.sqrt(sum(float(q.square().sum()) for q in self.source))
+        self.cuts.append(min(1.0, c.largest_step * size / moved))
         for q in self.norms:
-            q.grad *= min(1 / (1 - c.momentum**self.steps), c.start)
+            q.grad *= min(1 / (1 - c.momentum**self.steps), c.start) * self.cuts[-1]
         self.model_sgd.step()
         with torch.no_grad():
             for q, start in zip(self.norms, self.source, strict=True):
@@ -181,6 +185,7 @@ class Reference:
         {"ladder": "narrow"},
         {"momentum": 0.5, "start": 1.2, "ensemble": 0.5},
         {"window": 20, "ladder_share": "fixed", "familiar": "off", "weight_temperature": 3.0},
+        {"largest_step": 1e-4},
     ],
     ids=[
         "default",
@@ -190,6 +195,7 @@ class Reference:
         "a narrow ladder",
         "short momentum, half way back",
         "a ladder that need not, no rank",
+        "cut gradients",
     ],
 )
 def test_a_step_is_what_the_fields_say(changes, model):
@@ -357,13 +363,24 @@ def test_the_norms_stay_near_the_source_however_long_the_stream(model):
 
 def test_first_steps_are_larger_until_momentum_is_filled(model):
     """The gradient of step t counts min(start, 1 / (1 - m^t)) times; a reset begins again."""
+    small = [torch.full((1,), 1e-6)]
     adapter = make(model, momentum=0.5, start=1.5)
-    factors = [float(adapter._first_steps()) for _ in range(3)]
+    factors = [float(adapter._counts(small)) for _ in range(3)]
     assert factors == pytest.approx([1.5, 1 / 0.75, 1 / 0.875])
     adapter.reset()
-    assert float(adapter._first_steps()) == pytest.approx(1.5)
+    assert float(adapter._counts(small)) == pytest.approx(1.5)
     plain = make(model, momentum=0.5, start=1.0)
-    assert [float(plain._first_steps()) for _ in range(2)] == [1.0, 1.0]
+    assert [float(plain._counts(small)) for _ in range(2)] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("times", [1.0, 1e3])
+def test_no_gradient_moves_the_norm_layers_further_than_that(model, times):
+    """A gradient a thousand times as large makes the same step; momentum off, no way back."""
+    fields = {"lr": 1e-3 * times, "momentum": 0.0, "start": 1.0, "ensemble": 1.0, "ladder": "off"}
+    adapter = make(model, largest_step=1e-5, **fields)
+    size = math.sqrt(sum(float(p.detach().square().sum()) for p in adapter.params))
+    adapter(batches(1)[0])
+    assert distance(adapter) == pytest.approx(1e-5 * size, rel=0.01)
 
 
 def test_a_step_costs_a_forward_and_a_backward_whatever_the_policy(model):

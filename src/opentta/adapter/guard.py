@@ -1,47 +1,58 @@
-"""A guard that knows the source: it sees when the adapted model has lost what the source knew.
+"""A guard that knows the source: it sees when the adapted model's answers tell less than they did.
 
-The source model looks at a part of the samples. Where it is sure, the adapted model should mostly
-agree: adaptation is to win the samples that the source is unsure of, not to lose the others. Under
-a strong shift the source is often sure and wrong, and a model that disagrees may be the better one.
-What tells the two apart is which classes come: a model that breaks answers with fewer and fewer.
+The source model looks at a part of the samples. How much an answer tells is what the source gives
+to that class on this sample, over what it gives to the class on samples that are called something
+else: in nats, 0 for answers that have nothing to do with the image. A model that adapts well keeps
+four fifths or more of what the source's own answers tell, also where the source is mostly wrong; a
+model that breaks loses half within a few steps, whether it answers with one class or at random.
+
+A model that was taken back learns more slowly from then on, as the same steps would break it again.
 """
 
 import torch
 from torch import Tensor
 
+from opentta.parts.losses import wide
 from opentta.parts.optim import assign
 
+VERSION = 3  # raised when results of guarded methods change
 LOOKED_AT = slice(2, None, 4)  # every fourth sample
 COST = 0.25  # forwards per image
-SURE = 0.5  # the source is sure of a sample above this probability
 KEEP = 0.9  # weight of the past, per 32 samples of the stream
-ENOUGH = 5.0  # sure samples, faded, before anything is concluded
-AGREE = 0.5  # with less agreement than this, and answers that repeat, the model is taken back
-LOST = 0.2  # with less than this it is in any case; with few classes CHANCE times an even share
-CHANCE = 1.5
-REPEATS = 1.5  # times as often as the source's do two answers name one class
-BATCH = 32  # samples, in which KEEP is stated
+ENOUGH = 20.0  # samples looked at, faded, before anything is concluded
+TOLD = 0.7  # share of what the source's answers tell, under which the model is taken back
+FLOOR = 0.01  # of an even share: no single sample tells less than that
+SLOWER = 0.5  # times its pace, each time that the model is taken back
+FORGETS = 0.99  # of the logarithm of the pace, per 32 samples: half of it after 2,200
+SURE = 0.5  # the source is sure of a sample above this probability
+BATCH = 32  # samples, in which KEEP and FORGETS are stated
 
 
 class Guard:
-    """Faded counts: samples that the source is sure of, agreement among them, answers by class.
+    """Faded sums of what the answers of source and adapted model tell; the pace of learning.
 
     Example:
         >>> guard = Guard(2, torch.device("cpu"))
-        >>> sure, other = torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 9.0]])
-        >>> yes = torch.tensor(True)
-        >>> [bool(guard.lost(sure.expand(3, 2), other.expand(3, 2), 9, yes)) for _ in range(3)]
-        [False, True, True]
+        >>> source = torch.tensor([[9.0, 0.0], [0.0, 9.0]]).repeat(4, 1)
+        >>> yes, swapped = torch.tensor(True), source.flip(1)
+        >>> [bool(guard.lost(source, source, 32, yes)) for _ in range(4)]
+        [False, False, False, False]
+        >>> [bool(guard.lost(source, swapped, 32, yes)) for _ in range(2)], guard.pace
+        ([True, True], tensor(0.2517))
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.sure = torch.zeros((), device=device)
-        self.agreed = torch.zeros((), device=device)
-        self.answers = torch.zeros((2, classes), device=device)  # the source's, the adapted model's
+        self.agreed = torch.zeros((), device=device)  # of the sure ones; both for health alone
+        self.looked_at = torch.zeros((), device=device)
+        self.told = torch.zeros(2, device=device)  # nats: by the source's answers, the adapted's
+        self.mass = torch.zeros((2, classes), device=device)  # the source's, on others' samples
+        self.others = torch.zeros((2, classes), device=device)  # number of those
+        self.pace = torch.ones((), device=device)
 
     def tensors(self) -> dict[str, Tensor]:
         """What changes along the stream."""
-        return {"sure": self.sure, "agreed": self.agreed, "answers": self.answers}
+        return dict(vars(self))
 
     def lost(self, source: Tensor, adapted: Tensor, seen: int, where: Tensor) -> Tensor:
         """Whether the adapted model is to be taken back: a bool scalar on the device.
@@ -49,18 +60,29 @@ class Guard:
         ``source`` and ``adapted`` (b, C) are the logits of the samples looked at, ``seen`` the
         samples of the stream that they stand for. Where ``where`` is false nothing is counted.
         """
-        top, label = source.float().softmax(dim=1).max(dim=1)
+        p = wide(source).softmax(dim=1)
+        top, label = p.max(dim=1)
         labels = torch.stack([label, adapted.argmax(dim=1)])  # (2, b)
         sure = top > SURE
-        agreed = sure & (labels[0] == labels[1])
-        classes = torch.arange(self.answers.shape[1], device=label.device)
-        given = (labels[:, :, None] == classes).sum(dim=1)  # (2, C)
+        classes = torch.arange(p.shape[1], device=p.device)
+        other = labels[:, :, None] != classes  # (2, b, C)
         keep = KEEP ** (seen / BATCH)
-        pairs = [(self.sure, sure.sum()), (self.agreed, agreed.sum()), (self.answers, given)]
-        past = [count for count, _ in pairs]
-        assign(past, [keep * count + new for count, new in pairs], where)
-        by_source, by_adapted = self.answers.square().sum(dim=1)
-        least = min(AGREE, max(LOST, CHANCE / len(classes)))
-        share = torch.where(by_adapted > REPEATS * by_source, AGREE, least)
-        lost = (self.sure > ENOUGH) & (self.agreed + 1 < share * (self.sure + 1))
-        return lost & where
+        mass = (p * other).sum(dim=1) + keep * self.mass  # (2, C)
+        others = other.sum(dim=1) + keep * self.others
+        even = 1 / len(classes)
+        usual = ((mass + even) / (others + 1)).gather(1, labels)  # (2, b)
+        given = p.gather(1, labels.T).T
+        told = ((given + FLOOR * even) / (usual + FLOOR * even)).log().sum(dim=1)
+        now = {
+            "sure": sure.sum() + keep * self.sure,
+            "agreed": (sure & (labels[0] == labels[1])).sum() + keep * self.agreed,
+            "looked_at": len(p) + keep * self.looked_at,
+            "told": told + keep * self.told,
+            "mass": mass,
+            "others": others,
+        }
+        by_source, by_adapted = now["told"]
+        lost = (now["looked_at"] > ENOUGH) & (by_adapted < TOLD * by_source) & where
+        now["pace"] = self.pace ** (FORGETS ** (seen / BATCH)) * torch.where(lost, SLOWER, 1.0)
+        assign([getattr(self, name) for name in now], list(now.values()), where)
+        return lost

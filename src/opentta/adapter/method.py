@@ -40,8 +40,8 @@ from opentta.parts.losses import entropy
 from opentta.parts.optim import Adam, Sgd
 from opentta.types import Prediction
 
-ALWAYS_KEPT = ("buffer.", "tally.")
-"""What a model that is taken back to the source keeps: waiting samples, counts."""
+ALWAYS_KEPT = ("buffer.", "tally.", "guard.pace")
+"""What a model that is taken back to the source keeps: waiting samples, counts, its pace."""
 BACKWARD, BACKWARD_ALL = 1.15, 1.9
 """A backward to the norm layers and one to all weights, in forwards; docs/decisions/cost.md."""
 RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
@@ -267,7 +267,8 @@ class Method(ABC):
     ) -> None:
         """One step of ``optimizer`` along ``grads``; cancelled as in ``descend``."""
         allowed = self.valid if where is None else where & self.valid
-        optimizer.step(grads, where=allowed, scale=scale)
+        pace = None if self.guard is None else self.guard.pace
+        optimizer.step(grads, where=allowed, scale=scale, pace=pace)
 
     @final
     def recover(self, where: Tensor) -> None:

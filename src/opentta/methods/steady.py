@@ -31,7 +31,7 @@ from opentta.models.backbone import Backbone
 from opentta.parts.diversity import diverse_weights
 from opentta.parts.ladder import Ladder, NarrowLadder
 from opentta.parts.losses import energy, entropy, soft_likelihood_ratio, wide
-from opentta.parts.optim import Sgd, all_finite, assign, pull_back_, running_mean_
+from opentta.parts.optim import Sgd, all_finite, assign, norm, pull_back_, running_mean_
 from opentta.parts.prior import ClassCounts, Lean
 from opentta.parts.recent import Recent
 from opentta.parts.two_heads import ALPHA_GRID, PAPER_BIBTEX, Pass, TwoHeads, rates_for_width
@@ -55,6 +55,7 @@ class SteadyConfig:
     weight_temperature: Positive = 1 / 3  # how far the weights of samples differ
     average: Share = 0.9  # weight of the past in the usual prediction
     start: Positive = 2.0  # the first gradients count at most so much more, while momentum fills
+    largest_step: Positive = 1e-4  # one gradient moves the norm layers by this share of their norm
     lambda1: Weight = 0.1  # weight of the OOD loss
     alpha: Share = 0.3  # share of the class token in the OOD score
     ladder: Literal["dense", "narrow", "off"] = "dense"  # narrow: a twentieth of the numbers
@@ -101,7 +102,7 @@ class Steady(Adapter):
     Config = SteadyConfig
     config: SteadyConfig
     state: SteadyState
-    version = 6  # 2: counts for a lean; 3: affine; 4: hasty guard; 5: entropy and two passes
+    version = 7  # 2: counts for a lean; 3: affine; 4: hasty guard; 5: two passes; 6: any gradient
     policy = Policy(group=32, guard=True)
     score_sweep = ("alpha", ALPHA_GRID)
     kept_by_guard = ("lean", "counts", "usual")  # what was seen of the stream stays
@@ -129,6 +130,7 @@ class Steady(Adapter):
         self._ladder_shares = 1 - shares  # of the scores of the sweep, then of the score
         self._temperatures = torch.tensor([1.0, c.temperature], device=b.device)[:, None, None]
         self.origin = [p.detach().clone() for p in b.norm_parameters()]
+        self._size = norm(self.origin)
         ladder: Ladder | NarrowLadder | None = None
         if c.ladder == "dense":
             ladder = Ladder(b.dim, b.depth, generator=torch.Generator().manual_seed(self._seed))
@@ -172,7 +174,8 @@ class Steady(Adapter):
         loss = (weights * soft_likelihood_ratio(logits)).mean() + (ood * h[1]).sum()
         grads = self.gradients(loss, [*norms, *ladder])
         self.update(state.ladder_sgd, grads[len(norms) :], where=unknown.any())
-        self.update(state.norm_sgd, torch._foreach_mul(grads[: len(norms)], self._first_steps()))
+        slopes = grads[: len(norms)]
+        self.update(state.norm_sgd, torch._foreach_mul(slopes, self._counts(slopes)))
         pull_back_(norms, self.origin, c.ensemble, self.valid)
         p = wide(raw.heads[0].detach()).softmax(dim=1)
         sane = self.valid & all_finite(p)
@@ -201,12 +204,16 @@ class Steady(Adapter):
             slope=c.balance_slope, start=c.balance_start, most=c.balance
         )
 
-    def _first_steps(self) -> Tensor:
-        """How much more this gradient counts: momentum holds 1 - momentum^t of its fill: ()."""
+    def _counts(self, grads: Sequence[Tensor]) -> Tensor:
+        """How much this gradient counts: more in the first steps, less where it is large: ().
+
+        Momentum holds 1 - momentum^t of its fill after t steps.
+        """
         c, steps = self.config, self.state.steps
         assign([steps], [steps + 1], self.valid)
         filled = 1 - c.momentum ** steps.clamp_min(1)
-        return (1 / filled).clamp(max=c.start)
+        moves = c.lr * norm(grads)
+        return (1 / filled).clamp(max=c.start) * (c.largest_step * self._size / moves).clamp(max=1)
 
     def _weights(self, logits: Tensor, h: Tensor, energies: Tensor) -> Tensor:
         """Of samples in the loss: diverse, sure and familiar ones weigh more: (B,)."""

@@ -91,6 +91,17 @@ def all_finite(values: Tensor) -> Tensor:
     return largest < torch.inf
 
 
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all numbers together: ().
+
+    Example:
+        >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]])])
+        tensor(5.)
+    """
+    each = torch._foreach_norm(list(tensors))
+    return torch.linalg.vector_norm(torch.stack(each))
+
+
 def finite(grads: Sequence[Tensor], where: Tensor | None) -> Tensor:
     """``where``, and false if any gradient is NaN or infinite: a bool scalar on the device."""
     sane = all_finite(torch.stack(torch._foreach_norm(list(grads))))
@@ -115,9 +126,17 @@ class Sgd:
 
     @torch.no_grad()
     def step(
-        self, grads: Sequence[Tensor], *, where: Tensor | None = None, scale: float = 1.0
+        self,
+        grads: Sequence[Tensor],
+        *,
+        where: Tensor | None = None,
+        scale: float = 1.0,
+        pace: Tensor | None = None,
     ) -> None:
-        """One step along ``grads``, aligned with the parameters; ``scale`` multiplies each rate."""
+        """One step along ``grads``, aligned with the parameters.
+
+        ``scale`` multiplies each rate, and so does ``pace``, which is on the device: ().
+        """
         if not self.params:
             return
         where = finite(grads, where)
@@ -128,6 +147,7 @@ class Sgd:
             if self.nesterov:
                 update = torch._foreach_add(list(grads), moments, alpha=self.momentum)
         delta = torch._foreach_mul(update, [-scale * lr for lr in self.rates])
+        delta = delta if pace is None else torch._foreach_mul(delta, pace)
         params = torch._foreach_add(self.params, delta)
         kept = len(self.moments)
         assign([*self.params, *self.moments], [*params, *moments[:kept]], where)
@@ -152,9 +172,14 @@ class Adam:
 
     @torch.no_grad()
     def step(
-        self, grads: Sequence[Tensor], *, where: Tensor | None = None, scale: float = 1.0
+        self,
+        grads: Sequence[Tensor],
+        *,
+        where: Tensor | None = None,
+        scale: float = 1.0,
+        pace: Tensor | None = None,
     ) -> None:
-        """One step along ``grads``, aligned with the parameters; ``scale`` multiplies the rate."""
+        """One step along ``grads``, aligned with the parameters; scaled as in ``Sgd``."""
         gradients = list(grads)
         where = finite(gradients, where)
         beta1, beta2 = self.betas
@@ -168,7 +193,9 @@ class Adam:
         torch._foreach_div_(denominators, bias2.to(denominators[0].dtype))
         torch._foreach_add_(denominators, max(1e-8, torch.finfo(delta_type).smallest_normal))
         delta = torch._foreach_div(first, denominators)
-        torch._foreach_mul_(delta, (-scale * self.lr / bias1).to(delta[0].dtype))
+        rate = -scale * self.lr / bias1
+        rate = rate if pace is None else rate * pace
+        torch._foreach_mul_(delta, rate.to(delta[0].dtype))
         assign(self.params, torch._foreach_add(self.params, delta), where)
         assign(self.first, first, where)
         assign(self.second, second, where)
