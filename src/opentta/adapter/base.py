@@ -425,7 +425,7 @@ class Adapter(Method):
         serving, guard = self.serving, self.guard
         steps, taken_back, recoveries = self.tally.counts.tolist()
         entropy, source_entropy = self.tally.entropies()
-        sure = float(guard.sure) if guard else 0.0
+        sure, agreed = guard.agreed.tolist() if guard else (0.0, 0.0)
         lean, calibration = self.lean(), serving.calibration
         scored = calibration if isinstance(calibration, Calibration) else None
         return Health(
@@ -433,7 +433,7 @@ class Adapter(Method):
             steps=steps,
             entropy=entropy,
             source_entropy=source_entropy,
-            agreement=float(guard.agreed) / sure if guard and sure else None,
+            agreement=agreed / sure if sure else None,
             lean=None if lean is None else float(lean),
             rejected=int(serving.rejected) / serving.decided if serving.decided else None,
             score_age=scored.age(serving.moves) if scored else None,

@@ -44,8 +44,7 @@ class Guard:
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
-        self.sure = torch.zeros((), device=device)
-        self.agreed = torch.zeros((), device=device)  # of the sure ones; both for health alone
+        self.agreed = torch.zeros(2, device=device)  # for health: sure samples, agreed ones
         self.looked_at = torch.zeros((), device=device)
         self.told = torch.zeros(2, device=device)  # nats: by the source's answers, the adapted's
         self.mass = torch.zeros((2, classes), device=device)  # the source's, on others' samples
@@ -69,24 +68,26 @@ class Guard:
         classes = torch.arange(p.shape[1], device=p.device)
         other = labels[:, :, None] != classes  # (2, b, C)
         keep = KEEP ** (seen / BATCH)
-        mass = (p * other).sum(dim=1) + keep * self.mass  # (2, C)
-        others = other.sum(dim=1) + keep * self.others
+        others = torch.add(other.sum(dim=1), self.others, alpha=keep)  # (2, C)
+        mass = torch.add((p * other).sum(dim=1), self.mass, alpha=keep)
+        looked_at = len(p) + keep * self.looked_at
         even = 1 / len(classes)
         usual = ((mass + even) / (others + 1)).gather(1, labels)  # (2, b)
         given = p.gather(1, labels.T).T
-        told = ((given + FLOOR * even) / (usual + FLOOR * even)).log().sum(dim=1)
+        tells = ((given + FLOOR * even) / (usual + FLOOR * even)).log().sum(dim=1)
+        told = torch.add(tells, self.told, alpha=keep)  # (2,)
+        once, again = (looked_at - others).square().sum(dim=1)  # of the answers by class
+        share = LOST + (TOLD - LOST) * (again > REPEATS * once)
+        lost = (looked_at > ENOUGH) & (told[1] < share * told[0]) & where
+        forgotten = self.pace ** (FORGETS ** (seen / BATCH))
+        agreed = torch.stack([sure, sure & (labels[0] == labels[1])]).sum(dim=1)
         now = {
-            "sure": sure.sum() + keep * self.sure,
-            "agreed": (sure & (labels[0] == labels[1])).sum() + keep * self.agreed,
-            "looked_at": len(p) + keep * self.looked_at,
-            "told": told + keep * self.told,
             "mass": mass,
             "others": others,
+            "told": told,
+            "looked_at": looked_at,
+            "agreed": torch.add(agreed, self.agreed, alpha=keep),
+            "pace": torch.where(lost, SLOWER * forgotten, forgotten),
         }
-        by_source, by_adapted = now["told"]
-        once, again = (now["looked_at"] - others).square().sum(dim=1)  # of the answers by class
-        share = torch.where(again > REPEATS * once, TOLD, LOST)
-        lost = (now["looked_at"] > ENOUGH) & (by_adapted < share * by_source) & where
-        now["pace"] = self.pace ** (FORGETS ** (seen / BATCH)) * torch.where(lost, SLOWER, 1.0)
         assign([getattr(self, name) for name in now], list(now.values()), where)
         return lost
