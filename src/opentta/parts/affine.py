@@ -101,7 +101,7 @@ class BlockAffine:
             return linear(z[:, self.prefix :].mean(dim=1), *self.token) + z[:, 0]
         # One product for both spares the backward pass two token-sized tensors of zeros.
         rows = z.new_zeros(2, z.shape[1])
-        rows[0, 0] = 1
+        rows[0, :1] = 1  # as a slice: a single number is copied from the host, also in recordings
         rows[1, self.prefix :] = 1 / (z.shape[1] - self.prefix)
         class_token, mean = torch.matmul(rows, z).unbind(1)
         return linear(mean, *self.token) + class_token
