@@ -73,7 +73,7 @@ def answers(cell: Cell, size: int) -> Sequence[Tensor]:
     images, labels = (
         torch.cat(part) for part in zip(*((b.images, b.labels) for b in stream), strict=True)
     )
-    out = [adapter(call) for call in images.split(size)]
+    out = [adapter(call) for call in torch.split(images, size)]
     return labels, torch.cat([p.labels for p in out]), torch.cat([p.ood_score for p in out])
 
 

@@ -57,15 +57,19 @@ class Execution:
     keep: Natural = 1024  # latest images that are kept, as bytes, for ``feedback``
 
 
+GUARD_VERSION = 3
+"""Raised when results of guarded methods change."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """When a method learns and what watches over it; fields change results, and no paper has them.
 
     ``group``: a call answers at once, and adaptation steps on groups of so many samples, however
     they came; 0: every call is a step, as papers have it. ``guard``: the source model looks at a
-    quarter of the samples, and the adapted one is taken back when it has lost what the source is
-    sure of. ``every``: learn from every so many groups. ``budget``: learn as often as so many
-    forwards per image pay for, answers and guard included; None: from every group.
+    quarter of the samples; when the adapted one's answers tell less of the images, it is taken back
+    and learns more slowly. ``every``: learn from every so many groups. ``budget``: learn as often
+    as so many forwards per image pay for, answers and guard included; None: from every group.
     """
 
     group: Natural = 0

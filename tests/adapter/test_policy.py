@@ -283,6 +283,39 @@ def test_the_guard_leaves_a_stream_of_one_class_alone():
         assert not bool(guard.lost(source, adapted, 32, yes))
 
 
+def test_a_source_that_fails_once_does_not_blind_the_guard():
+    guard, yes = Guard(2, torch.device("cpu")), torch.tensor(True)
+    source = torch.tensor([[9.0, 0.0], [0.0, 9.0]]).repeat(4, 1)
+    assert not bool(guard.lost(source * torch.nan, source, 32, yes))
+    assert all(bool(t.isfinite().all()) for t in guard.tensors().values())
+    assert any(bool(guard.lost(source, source.flip(1), 32, yes)) for _ in range(5))
+
+
+def test_equal_answers_are_never_taken_back():
+    """Not even where the source's own answers tell less than nothing: a class is called unsurely,
+    and is a strong second elsewhere."""
+    guard, yes = Guard(50, torch.device("cpu")), torch.tensor(True)
+    p = torch.full((10, 50), 0.95 / 49)
+    p[:, 0] = 0.05
+    p[0] = 0.05 / 48
+    p[0, 0], p[0, 1] = 0.45, 0.5
+    for _ in range(50):
+        assert not bool(guard.lost(p.log(), p.log(), 32, yes))
+    assert float(guard.told[0]) < 0
+
+
+def test_the_pace_is_saved_and_a_reset_forgets_it():
+    make = Maker("sar")
+    adapter, other = make(group=GROUP, guard=True), make(group=GROUP, guard=True)
+    adapter.guard.pace.fill_(0.5)
+    other.load_state_dict(adapter.state_dict())
+    assert float(other.guard.pace) == 0.5
+    other.recover(torch.tensor(True))
+    assert float(other.guard.pace) == 0.5
+    other.reset()
+    assert float(other.guard.pace) == 1.0
+
+
 def test_who_was_taken_back_learns_more_slowly_and_that_passes():
     guard, yes = Guard(2, torch.device("cpu")), torch.tensor(True)
     source = torch.tensor([[9.0, 0.0], [0.0, 9.0]]).repeat(4, 1)

@@ -365,12 +365,30 @@ def test_first_steps_are_larger_until_momentum_is_filled(model):
     """The gradient of step t counts min(start, 1 / (1 - m^t)) times; a reset begins again."""
     small = [torch.full((1,), 1e-6)]
     adapter = make(model, momentum=0.5, start=1.5)
-    factors = [float(adapter._counts(small)) for _ in range(3)]
+    factors = [float(adapter._strength(small)) for _ in range(3)]
     assert factors == pytest.approx([1.5, 1 / 0.75, 1 / 0.875])
     adapter.reset()
-    assert float(adapter._counts(small)) == pytest.approx(1.5)
+    assert float(adapter._strength(small)) == pytest.approx(1.5)
     plain = make(model, momentum=0.5, start=1.0)
-    assert [float(plain._counts(small)) for _ in range(2)] == [1.0, 1.0]
+    assert [float(plain._strength(small)) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_the_first_step_may_be_nearly_four_times_the_largest(model):
+    """Nesterov's momentum counts a gradient 1.9 times, and the first ones twice."""
+    adapter = make(model, largest_step=1e-5, lr=1.0, ensemble=1.0, ladder="off")
+    size = math.sqrt(sum(float(p.detach().square().sum()) for p in adapter.params))
+    adapter(batches(1)[0])
+    assert distance(adapter) == pytest.approx(3.8e-5 * size, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("size", "lr", "strength"),
+    [(0.0, 0.1, 2.0), (1.0, 0.0, 2.0), (1e-9, 0.1, 2.0), (math.inf, 0.1, 0.0)],
+)
+def test_gradients_of_any_size_have_a_strength(model, size, lr, strength):
+    adapter = make(model, lr=lr)
+    assert float(adapter._strength([torch.full((1,), size)])) == strength
+    assert math.isnan(float(adapter._strength([torch.full((1,), math.nan)])))
 
 
 @pytest.mark.parametrize("times", [1.0, 1e3])

@@ -55,6 +55,23 @@ def test_it_is_torchs_own(case):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_a_pace_scales_the_step_and_leaves_the_moments(case):
+    def after(pace):
+        params = fresh()
+        optimizer = CASES[case][0](params)
+        optimizer.step(grads(0), pace=pace)  # type: ignore[attr-defined]
+        return params, optimizer.tensors()  # type: ignore[attr-defined]
+
+    (plain, past), (one, _), (quarter, also) = (
+        after(pace) for pace in (None, torch.tensor(1.0), torch.tensor(0.25))
+    )
+    for start, p, q, r in zip(fresh(), plain, one, quarter, strict=True):
+        assert torch.equal(p, q)
+        assert torch.allclose(r - start, 0.25 * (p - start), atol=1e-6)
+    assert all(torch.equal(past[name], also[name]) for name in past)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_false_mask_moves_nothing_even_with_nan_gradients(case):
     params = fresh()
     optimizer = CASES[case][0](params)

@@ -425,7 +425,7 @@ class Adapter(Method):
         serving, guard = self.serving, self.guard
         steps, taken_back, recoveries = self.tally.counts.tolist()
         entropy, source_entropy = self.tally.entropies()
-        sure, agreed = guard.agreed.tolist() if guard else (0.0, 0.0)
+        sure, agreed = guard.sure.tolist() if guard else (0.0, 0.0)
         lean, calibration = self.lean(), serving.calibration
         scored = calibration if isinstance(calibration, Calibration) else None
         return Health(

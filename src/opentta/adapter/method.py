@@ -265,7 +265,10 @@ class Method(ABC):
         where: Tensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """One step of ``optimizer`` along ``grads``; cancelled as in ``descend``."""
+        """One step of ``optimizer`` along ``grads``; cancelled as in ``descend``.
+
+        With a guard, at its pace.
+        """
         allowed = self.valid if where is None else where & self.valid
         pace = None if self.guard is None else self.guard.pace
         optimizer.step(grads, where=allowed, scale=scale, pace=pace)

@@ -6,7 +6,8 @@ safer (docs/methods/steady.md has the figures):
 - It learns from groups of 32 samples, whatever the size of calls, under a guard that knows the
   source model (docs/policy.md).
 - The norm layers learn to be sure of samples that are unlike the stream's usual prediction and
-  look familiar; after each step they go a hundredth of the way back to the source weights.
+  look familiar; after each step they go a hundredth of the way back to the source weights. No
+  single gradient moves them far.
 - What the network itself leans to is taken off the logits (``balance``); classes that are frequent
   in the stream stay.
 - The OOD score is the tempered energy of both heads: it knows the size of the logits, which tells
@@ -55,7 +56,7 @@ class SteadyConfig:
     weight_temperature: Positive = 1 / 3  # how far the weights of samples differ
     average: Share = 0.9  # weight of the past in the usual prediction
     start: Positive = 2.0  # the first gradients count at most so much more, while momentum fills
-    largest_step: Positive = 1e-4  # one gradient moves the norm layers by this share of their norm
+    largest_step: Positive = 1e-4  # lr times a gradient, at most, over the norm of the norm layers
     lambda1: Weight = 0.1  # weight of the OOD loss
     alpha: Share = 0.3  # share of the class token in the OOD score
     ladder: Literal["dense", "narrow", "off"] = "dense"  # narrow: a twentieth of the numbers
@@ -174,8 +175,9 @@ class Steady(Adapter):
         loss = (weights * soft_likelihood_ratio(logits)).mean() + (ood * h[1]).sum()
         grads = self.gradients(loss, [*norms, *ladder])
         self.update(state.ladder_sgd, grads[len(norms) :], where=unknown.any())
-        slopes = grads[: len(norms)]
-        self.update(state.norm_sgd, torch._foreach_mul(slopes, self._counts(slopes)))
+        norm_grads = grads[: len(norms)]
+        strength = self._strength(norm_grads)
+        self.update(state.norm_sgd, torch._foreach_mul(norm_grads, strength))
         pull_back_(norms, self.origin, c.ensemble, self.valid)
         p = wide(raw.heads[0].detach()).softmax(dim=1)
         sane = self.valid & all_finite(p)
@@ -204,7 +206,7 @@ class Steady(Adapter):
             slope=c.balance_slope, start=c.balance_start, most=c.balance
         )
 
-    def _counts(self, grads: Sequence[Tensor]) -> Tensor:
+    def _strength(self, grads: Sequence[Tensor]) -> Tensor:
         """How much this gradient counts: more in the first steps, less where it is large: ().
 
         Momentum holds 1 - momentum^t of its fill after t steps.

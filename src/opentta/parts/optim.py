@@ -99,7 +99,8 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
         tensor(5.)
     """
     each = torch._foreach_norm(list(tensors))
-    return torch.linalg.vector_norm(torch.stack(each))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(each))
+    return whole
 
 
 def finite(grads: Sequence[Tensor], where: Tensor | None) -> Tensor:

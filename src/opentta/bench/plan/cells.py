@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from opentta import registry
-from opentta.adapter import guard
 from opentta.bench.store.files import content_hash, plain
 from opentta.bench.store.places import Place, place_of
-from opentta.config import Policy, make_config
+from opentta.config import GUARD_VERSION, Policy, make_config
 from opentta.datasets.spec import Share, StreamSpec
 from opentta.errors import ConfigError, unknown
 
@@ -136,7 +135,7 @@ class Cell:
         own, policy = asdict(method.policy), asdict(self.whole_policy)
         changed = {name: value for name, value in policy.items() if value != own[name]}
         if changed.get("guard"):  # a method that has it by default raises its own version
-            changed["guard_version"] = guard.VERSION
+            changed["guard_version"] = GUARD_VERSION
         if changed:
             description["policy"] = changed
         if self.source is not None:
